@@ -1,6 +1,6 @@
-"""Ahead-of-time compilation by a short run, which compiles all programs and fills the persistent cache.
+"""Ahead-of-time compilation: a short training run that fills the persistent cache with all programs.
 
-`train` itself runs, with other limits, so a list of its programs need not be maintained.
+It runs the code of `train` with lower limits, so no separate list of programs has to be maintained.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from jaxrl.run.training import run_training
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
-# Several iterations, because a chunk sums their reports; few steps, because the episodes of an untrained policy may be
-# long. Evaluations on the host compile for eight steps and for the remainder.
+# Two iterations per chunk, because a chunk of several iterations sums their reports. Few evaluation steps, because an
+# untrained policy may have long episodes; host evaluations compile a program for eight steps and one for the remainder.
 _LIMITS = LoopLimits(iterations=2, evaluation_steps=24)
 
 
@@ -48,8 +48,9 @@ class Compiled:
       misses: number of programs that were not in the cache before.
       seconds: total time to compile them or read them from the cache.
       argument_bytes, output_bytes, temp_bytes: memory of the largest program on one device; None if not reported.
-      peak_bytes: total memory on one device; outputs that are written over arguments count once.
-      flops: FLOPs of the largest program as counted by XLA, with loops of unknown length once; None if not reported.
+      peak_bytes: total memory on one device; an output that reuses the memory of an argument counts once.
+      flops: FLOPs of the largest program as counted by XLA, which counts a loop of unknown length once; None if not
+        reported.
     """
 
     name: str
@@ -67,11 +68,11 @@ class Compiled:
 def compile_ahead(settings: RunSettings) -> list[Compiled]:
     """Compile all programs that `jaxrl.train` would compile for the same settings, and store them in the cache.
 
-    This trains and evaluates a few iterations, with a checkpoint and a resume if there is a `run_dir`. It writes only
+    The short run trains for a few iterations and evaluates; with a `run_dir`, it also saves and resumes. It writes only
     to a temporary directory, not to `run_dir` or the path of a recording.
 
     Args:
-      settings: settings of the run, as passed.
+      settings: settings of the run, as passed to `train`.
 
     Returns:
       The programs of a run, slowest first, including those already in the cache.
@@ -94,29 +95,29 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
     if run_dir is not None:
         check_no_pattern(run_dir)
     with _events() as events, _folder(run_dir) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # about runs that learn nothing or are resumed
+        warnings.simplefilter("ignore", RuntimeWarning)  # this run learns nothing and is resumed
 
         def run(total_steps: int, name: str) -> Result:
             changes: dict[str, Any] = fixed | {"total_steps": total_steps}
             if run_dir is not None:
-                changes["run_dir"], name = folder / "run", "of_a_run"  # it continues the recording too
+                changes["run_dir"], name = folder / "run", "of_a_run"  # a resumed run continues its recording
             if record is not None:
                 changes["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
             return run_training(settings.replace(**changes), _LIMITS)
 
         one = run(1, "first").total_steps
-        # Several chunks of several iterations; with a directory, this resumes.
+        # Run two chunks of two iterations; with a run directory, this resumes the first run.
         run(4 * one, "second")
         return _compiled(events)
 
 
 @contextlib.contextmanager
 def _events() -> Generator[list[tuple[str, float, bool]]]:
-    """Yield a list to which compilations in all threads are added: name, seconds, whether it was not in the cache."""
+    """Yield a list that collects the compilations of all threads: name, seconds, whether it was a cache miss."""
     found, hit = [], threading.local()
 
     def happened(event: str, **_: Any) -> None:
-        if event == _HIT:  # a miss is reported only if an entry is written
+        if event == _HIT:  # the event of a miss is less reliable: JAX sends it only if it writes an entry
             hit.now = True
 
     def took(event: str, duration_secs: float, **about: Any) -> None:
@@ -136,7 +137,7 @@ def _events() -> Generator[list[tuple[str, float, bool]]]:
 
 @contextlib.contextmanager
 def _folder(run_dir: str | Path | None) -> Generator[Path]:
-    """Yield a temporary directory; with several processes, they share one next to the run directory."""
+    """Yield a temporary directory. Several processes share one directory, next to the run directory."""
     beside = None
     if distributed.is_several() and run_dir is not None:
         beside = files.expand(run_dir).absolute().parent
@@ -153,7 +154,7 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
 def _compiled(events: list[tuple[str, float, bool]]) -> list[Compiled]:
     analyzed: dict[str, list[tuple[Any, float | None]]] = {}
     for executable in get_backend().live_executables():
-        # Compare only letters and digits: jit(<lambda>) is the module jit__lambda.
+        # Compare only letters and digits, because the module of jit(<lambda>) is named jit__lambda.
         name = _letters(executable.hlo_modules()[0].name.removeprefix("jit_"))
         analyzed.setdefault(name, []).append(_analysis(executable))
     names = dict.fromkeys(name for name, _, _ in events)
@@ -169,9 +170,9 @@ def _compiled(events: list[tuple[str, float, bool]]) -> list[Compiled]:
 
 
 def _analysis(executable: Any) -> tuple[tuple[int, int, int, int] | None, float | None]:
-    """Return the bytes of arguments, outputs, temporaries and their peak, and the FLOPs; None if not reported."""
+    """Return the argument, output, temporary and peak bytes of a program, and its FLOPs; None if not reported."""
     memory = flops = None
-    with contextlib.suppress(Exception):  # backends leave out different parts and raise different errors
+    with contextlib.suppress(Exception):  # backends report different parts and raise different errors
         stats = executable.get_compiled_memory_stats()
         sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
         memory = *sizes, sum(sizes) - stats.alias_size_in_bytes

@@ -1,7 +1,7 @@
 """Callbacks, which `train` calls during a run to inspect it, stop it, or change its environment.
 
-They are called at evaluations, every `callback_every` environment steps if set, and at the end: at the same steps
-whenever the run is repeated, or killed and resumed.
+`train` calls them at evaluations, at the end and, if it is set, every `callback_every` environment steps. A run that is
+repeated, or killed and resumed, calls them at the same steps.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Environment
 
 TARGET_RETURN = "target_return"
-_RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # stop reasons without callbacks
+_RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # stop reasons that a callback may not return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Moment:
       step: environment steps so far, over all environments; updates in a run without environments.
       total_steps: environment steps of the whole run.
       metrics: the newest value of every metric. Training metrics are means since the last logged row; short runs
-        without `log_every` log a row about every second, which depends on the machine.
+        without `log_every` log a row about every second, so their means depend on the machine.
       score: the mean return of the evaluation at this step or, with `async_evaluation`, of the previous one; None
-        without one.
-      state: the whole state of the run; its arrays may be read during the call, but not kept.
+        if there is none.
+      state: the complete state of the run; its arrays may be read during the call, but must not be kept.
       env: the training environment, a pytree whose leaves are its parameters; None for host environments and for runs
         without environments.
     """
@@ -49,13 +49,13 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision of a callback.
+    """The decision that a callback returns.
 
     Attributes:
-      stop: the reason to end the run at this step, `stopped` of the result; None: the run continues.
+      stop: the reason to end the run at this step, which becomes `Result.stopped`; None: the run continues.
       env: the environment to train in from this step on: `moment.env` with other leaves of the same shapes; None: no
-        change. Evaluations do not change.
-      metrics: further metrics, logged at this step as "callback/NAME".
+        change. The evaluation environment does not change.
+      metrics: additional metrics to log at this step, as "callback/NAME".
     """
 
     stop: str | None = None
@@ -65,19 +65,19 @@ class Decision:
 
 @runtime_checkable
 class Callback(Protocol):
-    """An object that inspects a run periodically. Each process has its own, and all processes must decide the same."""
+    """An object that inspects a run periodically. With several processes, all must return the same decisions."""
 
     @property
     def name(self) -> str:
-        """The name under which its state is saved, unique within a run."""
+        """The name under which the callback's state is saved, unique within a run."""
         ...
 
     def __call__(self, moment: Moment) -> Decision | bool | None:
-        """Return a decision; None or True: continue; False: stop the run at this step."""
+        """Return a `Decision`, None or True to continue, or False to stop the run at this step."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return its state, JSON values only; saved with every checkpoint."""
+        """Return the state of the callback as JSON values, which are saved with every checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -86,11 +86,11 @@ class Callback(Protocol):
 
 
 class FunctionCallback:
-    """A callback without state that calls a function; `train` wraps the functions among its callbacks.
+    """A stateless callback that calls a function; `train` wraps functions in `callbacks` with this class.
 
     Args:
       function: maps a `Moment` to a `Decision`, None or True (continue), or False (stop, as in Stable-Baselines3).
-      name: its name in messages and in `Result.stopped`.
+      name: name of the callback in messages and in `Result.stopped`.
     """
 
     def __init__(self, function: Callable[[Moment], Decision | bool | None], name: str = "function"):
@@ -115,10 +115,10 @@ class StopAtReturn(FunctionCallback):
 
 
 class Callbacks:
-    """The callbacks of one run, with the state that is saved in its checkpoints.
+    """The callbacks of one run, whose state is saved in its checkpoints.
 
     Raises:
-      ConfigError: two have the same name.
+      ConfigError: two callbacks have the same name.
     """
 
     def __init__(self, callbacks: Sequence[Callback]):
@@ -128,7 +128,7 @@ class Callbacks:
             raise ConfigError(f"several callbacks have the name {', '.join(twice)}; use unique names")
         self._env: Environment | None = None  # the training environment, if a callback changed it
         self._stopped: list[str] = []  # names of the callbacks that stopped the run
-        self._restored: Mapping[str, Any] = {}  # the state of a resumed run
+        self._restored: Mapping[str, Any] = {}  # the state in the checkpoint of a resumed run
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -159,8 +159,9 @@ class Callbacks:
     def stop_reason(self, moment: Moment, due: bool) -> str | None:
         """Return the reason to stop a resumed run at once, or None.
 
-        Callbacks that stopped the run at this step decide again, as do new callbacks, if they are due, and the target
-        return, which may have changed. The others were called before the checkpoint was saved.
+        This calls the callbacks that stopped the run at this step again. If callbacks are due, it also calls those that
+        are new, and compares the target return, which may have changed. All others were called before the checkpoint
+        was saved.
         """
         states, stopped = self._restored.get("states", {}), self._restored.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
@@ -184,7 +185,7 @@ class Callbacks:
         return {"states": states, "stopped": self._stopped, "env": leaves}
 
     def restore(self, record: Mapping[str, Any], env: Environment | None) -> Environment | None:
-        """Restore the state of all callbacks; return the environment that they set, or None.
+        """Restore the state of all callbacks; return the training environment that they set, or None.
 
         Raises:
           CheckpointError: the saved state is invalid.
@@ -197,7 +198,7 @@ class Callbacks:
             if callback.name in states:
                 try:
                     callback.load_state_dict(states[callback.name])
-                except Exception as error:  # any error, because the state may be that of another callback
+                except Exception as error:  # any error, because another callback may have saved the state
                     raise CheckpointError(
                         f"callback {callback.name} cannot restore its state from the checkpoint: "
                         f"{type(error).__name__}: {error!s:.200}; use the callback that saved it, or another name"
@@ -217,7 +218,7 @@ class Callbacks:
 
 
 def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]]) -> list[Callback]:
-    """Return the callbacks, with functions as `FunctionCallback`s of the same name.
+    """Return the callbacks, with every function wrapped in a `FunctionCallback` that has its name.
 
     Raises:
       ConfigError: `callbacks` is not a list, or an item is neither a callback nor a function.
@@ -228,7 +229,7 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
     for place, one in enumerate(callbacks):
         if isinstance(one, Callback) and not isinstance(one, type):
             found.append(one)
-        elif isinstance(one, type) or not callable(one) or hasattr(one, "state_dict"):  # more than a function
+        elif isinstance(one, type) or not callable(one) or hasattr(one, "state_dict"):  # an incomplete callback
             raise ConfigError(
                 f"callbacks[{place}]={one!r:.80} must be a function of a Moment, or an object with name, __call__, "
                 "state_dict and load_state_dict"
@@ -243,7 +244,7 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
 def run_callbacks(
     callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]], target_return: float | None
 ) -> Callbacks:
-    """Return the callbacks of a run, with one that stops at `target_return` before the others.
+    """Return the callbacks of a run; if `target_return` is set, the first one stops the run when it is reached.
 
     Raises:
       ConfigError: `callbacks` is not a list of callbacks or functions, or two have the same name.
@@ -281,11 +282,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _same_form(who: str, env: Environment | None, new: Environment) -> Environment:
-    """Return `new` with the dtypes of `env`, so that the program stays the same."""
+    """Return `new` with the dtypes of `env`, so that the compiled program can be reused."""
     if env is None:
-        raise ConfigError(f"{who} has an environment, but those of this run are on the host; leave it out")
+        raise ConfigError(f"{who} sets an environment, but this run steps its environments on the host; leave env= out")
     if jax.tree.structure(env) != jax.tree.structure(new):
-        raise ConfigError(f"{who} has an environment of another structure; change only its leaves")
+        raise ConfigError(f"{who} sets an environment with another structure; change only the leaves of moment.env")
     shapes = [(jnp.shape(a), jnp.shape(b)) for a, b in zip(jax.tree.leaves(env), jax.tree.leaves(new), strict=True)]
     if wrong := [f"{before} -> {after}" for before, after in shapes if before != after]:
         raise ConfigError(f"{who} changes the shape of the environment's leaves: {', '.join(wrong)}")
@@ -293,7 +294,7 @@ def _same_form(who: str, env: Environment | None, new: Environment) -> Environme
 
 
 def _like(old, new):
-    """Return `new` with the dtype of `old`, including weak types, because another type is another program."""
+    """Return `new` with the dtype and weak type of `old`, because another type would need another program."""
     if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
         return jnp.asarray(type(np.asarray(old).item())(new))
     return jnp.asarray(new, jnp.result_type(old))

@@ -1,8 +1,9 @@
-"""Cache of compiled programs: JAX's persistent cache, in a folder of the user.
+"""Cache of compiled programs: JAX's persistent cache, in the user's cache folder.
 
-JAX's own variables and options for it take precedence. This module solves problems that JAX's cache leaves open:
-damaged files, which JAX would read at every start and never replace; programs for a processor with other instructions;
-folders that other users can write to, although loading a compiled program runs it; and a size limit.
+JAX's environment variables and options for the cache take precedence. This module handles what JAX's cache does not:
+damaged files, which JAX would read at every start and never replace; programs compiled for a processor with other
+instructions; folders that other users can write to, which is dangerous because loaded programs are run; and a size
+limit.
 """
 
 import collections
@@ -28,14 +29,14 @@ from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import requested
 
 MOST_BYTES = 2 * 2**30  # size limit of a processor's folder; the least recently used entries are deleted first
-_LEAST_FREE_BYTES = 256 * 2**20  # free space on the disk
-_CHECKED = "checked"  # a file that is changed when entries are checked
+_LEAST_FREE_BYTES = 256 * 2**20  # minimum free space on the disk
+_CHECKED = "checked"  # a file whose time is the start of the last check of the entries
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
 _events: collections.Counter[str] = collections.Counter()  # events of JAX, counted by name
 _tried = False
-_root: Path | None = None  # has a folder for each kind of processor; None: jaxrl does not keep programs
+_root: Path | None = None  # parent of the folders, one per kind of processor; None: jaxrl does not store programs
 
 
 def keep_compiled_programs() -> Path | None:
@@ -44,8 +45,8 @@ def keep_compiled_programs() -> Path | None:
     The folder is `JAXRL_CACHE`, or `jaxrl` in the user's cache folder; `JAXRL_CACHE=off` disables the cache.
 
     Returns:
-      The folder, or None if the cache is disabled, JAX's own settings are used, this was called before, or the folder
-      cannot be used, which causes a warning.
+      The folder; None if the cache is disabled, JAX's own settings are used, this function was called before, or the
+      folder cannot be used, which causes a warning.
     """
     global _tried, _root
     with _lock:
@@ -62,16 +63,16 @@ def keep_compiled_programs() -> Path | None:
             return None
         folder = root / _processor(requested() or cores())
         _make_usable(folder)
-    except (OSError, RuntimeError, ConfigError) as error:  # also a user without a home directory
+    except (OSError, RuntimeError, ConfigError) as error:  # RuntimeError: the user has no home directory
         warnings.warn(
             f"compiled programs cannot be cached in {folder}: {error}; set {files.CACHE} to another folder, or to off",
             RuntimeWarning,
             stacklevel=3,
         )
         return None
-    # An entry that cannot be read or written only costs time.
+    # Without an entry that cannot be read or written, the start only takes longer.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
-    # Small programs too, because a start compiles dozens of them.
+    # Store small programs too, because every start compiles dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     _use(folder)
     _root = root
@@ -81,7 +82,7 @@ def keep_compiled_programs() -> Path | None:
 def keep_apart(*, threads: int) -> None:
     """Store programs compiled from now on in the folder for this number of CPU threads.
 
-    XLA splits loops by the number of threads when it compiles, and JAX's key of a program does not include it.
+    XLA splits loops by the number of threads when it compiles, but JAX's cache key does not include this number.
     """
     if _root is None:
         return
@@ -89,12 +90,12 @@ def keep_apart(*, threads: int) -> None:
     try:
         _make_usable(folder)
     except OSError:
-        folder = None  # only costs time, as above
+        folder = None  # without a cache, compiling only takes longer
     _use(folder)
 
 
 def programs() -> tuple[int, int]:
-    """Return the number of programs that this process compiled for the cache, and of those loaded from it."""
+    """Return the number of programs that this process compiled and stored in the cache, and that it loaded from it."""
     return _events[_COMPILED], _events[_LOADED]
 
 
@@ -117,7 +118,7 @@ def _use(folder: Path | None) -> None:
 
 
 def _processor(threads: int) -> str:
-    """Return a hash of everything that compiled programs depend on, since machines may share a home directory."""
+    """Return a hash of the processor, threads, flags and versions, because machines may share a home directory."""
     features = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -131,7 +132,7 @@ def _make_usable(folder: Path) -> None:
     """Create the folder, writable only by this user, and delete damaged entries and those beyond the size limit.
 
     Raises:
-      OSError: it cannot be created or written to, other users can write to it, or its disk is almost full.
+      OSError: the folder cannot be created or written to, other users can write to it, or its disk is almost full.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()

@@ -1,4 +1,4 @@
-"""Loggers of metrics: JSON lines, the reference, and CSV, TensorBoard and Weights & Biases, derived from it."""
+"""Loggers of metrics: JSON lines, from which other parts of jaxrl read, CSV, TensorBoard and Weights & Biases."""
 
 import collections
 import contextlib
@@ -22,17 +22,17 @@ from jaxrl.data.tfrecord import TfRecordWriter
 from jaxrl.run.directory.run_directory import check_below
 from jaxrl.run.directory.run_status import is_number
 
-_MOST_WAITING = 10_000  # rows that a failing logger has not written yet
-_LONGEST_PAUSE = 64  # rows between two attempts
-_MOST_REFUSALS = 5  # consecutive failed attempts, after which each attempt tries as many rows
+_MOST_WAITING = 10_000  # maximum number of rows that wait for a failing logger
+_LONGEST_PAUSE = 64  # maximum number of rows between two attempts
+_MOST_REFUSALS = 5  # after this many failed attempts in a row, an attempt tries this many rows instead of one
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
-WANDB_ID = "wandb_run.json"  # in a run directory
+WANDB_ID = "wandb_run.json"  # file in a run directory
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """A logger of rows of scalar metrics, in ascending steps except for evaluations that run in a thread."""
+    """A logger of scalar metrics; steps are ascending, except for evaluations that run in a thread."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -48,14 +48,14 @@ class VideoLogger(Logger, Protocol):
 class JSONLLogger:
     """A logger that writes one JSON object per line: `{"step": 8192, "train/return_mean": 23.1}`.
 
-    NaN and infinities are written as null. When `write` returns, the operating system has the whole row.
+    NaN and infinities are written as null. When `write` returns, the operating system has received the whole row.
 
     Args:
-      path: the file. Its rows are kept, except for a last line that was cut short.
-      last: the last step of the rows to keep, because a resumed run writes later ones again.
+      path: the file. Existing rows are kept, except for incomplete ones.
+      last: the last step to keep; later rows are deleted, because a resumed run writes them again.
 
     Raises:
-      RunDirectoryError: the path is not a writable file of such rows.
+      RunDirectoryError: the path is not a writable file with rows of this format.
     """
 
     def __init__(self, path: str | os.PathLike, *, last: float = math.inf):
@@ -100,7 +100,7 @@ class JSONLLogger:
 
 
 class CSVLogger:
-    """A logger that writes a `metrics.jsonl` as a table with a column for each metric.
+    """A logger that converts a `metrics.jsonl` to a table with one column per metric.
 
     Because new columns may appear at any time, the table is rewritten, atomically, when the number of rows has doubled
     and at the end.
@@ -122,14 +122,14 @@ class CSVLogger:
 
 
 class TensorBoardLogger:
-    """A logger of TensorBoard events, with the messages of tensorboardX.
+    """A logger that writes TensorBoard events, built from the protobuf messages of tensorboardX.
 
-    It does not use tensorboardX's SummaryWriter, whose `flush` does not wait for queued rows, and whose thread ends if
-    the disk is full, so that writing blocks.
+    It does not use tensorboardX's SummaryWriter: the `flush` of that class does not wait for queued rows, and if the
+    disk is full, its thread ends and further writes block.
 
     Args:
       directory: the directory of the event files.
-      resumed_at: the step at which a resumed run starts; the viewer hides later events of the earlier run.
+      resumed_at: the step at which a resumed run starts; the viewer hides events of earlier sessions after this step.
       config: configuration of the run; its numbers and strings are the hyperparameters in the viewer.
     """
 
@@ -145,7 +145,7 @@ class TensorBoardLogger:
         self._file: TfRecordWriter | None = None  # opened by the first row, and again after a failure
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX import summary  # a later import does not delay the start
+        from tensorboardX import summary  # imported late, so that the run starts sooner
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         self._write(_event(step, [value for name, x in finite.items() for value in summary.scalar(name, x).value]))
@@ -170,18 +170,18 @@ class TensorBoardLogger:
             if first:
                 file.path.unlink(missing_ok=True)
             raise
-        self._file, self._purge = file, None  # it would hide rows that were written since
+        self._file, self._purge = file, None  # another purge would hide rows that were written since
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
     def _opened(self) -> TfRecordWriter:
-        """Return a new file with the events before its first row."""
+        """Return a new file that contains the events that precede the first row."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
-        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # names are unique per second only
+        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # a name's time is in whole seconds
         now = time.time()
         path = self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}"
         file = TfRecordWriter(path)
@@ -203,7 +203,7 @@ def _event(step: int, values: Sequence[Any]) -> bytes:
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the summaries for TensorBoard's hyperparameter page: settings, and the metrics to compare."""
+    """Return the summaries for TensorBoard's hyperparameter page: the settings, and the metrics to compare."""
     from flax.traverse_util import flatten_dict
     from tensorboardX import summary
 
@@ -215,19 +215,19 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """A logger to a run of Weights & Biases, independent of other open runs.
+    """A logger that writes to a run of Weights & Biases, independent of other open runs.
 
-    A resumed run continues the run with the same `run_id`.
+    A resumed training run continues the Weights & Biases run with the same `run_id`.
 
     Args:
       project, config, name: as in `wandb.init`.
       directory: the run directory, for wandb's files and, unless `run_id` is passed, the run's id.
-      run_id: id of the run to continue if it exists; None: the id saved in `directory`.
+      run_id: id of the Weights & Biases run to continue, if it exists; None: the id saved in `directory`.
       resume: whether to continue the run whose id is saved in `directory`.
 
     Raises:
       MissingExtraError: wandb is not installed.
-      RunDirectoryError: `wandb` in the directory is a link.
+      RunDirectoryError: the folder `wandb` in the directory is a link.
     """
 
     _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger with each id
@@ -278,7 +278,7 @@ class WandbLogger:
         self._run.log({"step": step, "video": wandb.Video(str(video), format="gif")})
 
     def _keep_id(self):
-        """Save the id, once the run has begun and owns the directory."""
+        """Save the id at the first row, when the run has begun and owns the directory."""
         if self._to_keep is not None:
             files.write_json(self._to_keep, {"id": self._id})
             self._to_keep = None
@@ -299,8 +299,9 @@ def _saved_id(path: Path) -> str | None:
 class Loggers:
     """A logger that writes to several others. A failing logger causes one warning, and training continues.
 
-    The rows of a failing logger wait until it works again, up to a limit, beyond which the oldest are lost. A row that
-    it repeatedly rejects is lost when it accepts a later one. A warning at the end reports the number of lost rows.
+    Up to a limit, the rows of a failing logger are kept until it works again; beyond the limit, the oldest rows are
+    lost. A row that the logger repeatedly rejects is lost when it accepts a later one. A warning at the end reports the
+    number of lost rows.
     """
 
     def __init__(self, loggers: Sequence[Logger]):
@@ -357,7 +358,7 @@ class _Outlet:
             self._has_warned_of_videos = True
 
     def close(self):
-        self._failures = _MOST_REFUSALS  # this attempt is the last
+        self._failures = _MOST_REFUSALS  # the last attempt tries several rows
         self._attempt(self._empty)
         self._attempt(self.logger.close)
         if lost := self._lost + len(self._waiting):
@@ -370,7 +371,7 @@ class _Outlet:
                 self.logger.write(*self._waiting[refused])
             except Exception as error:
                 refused += 1
-                # A full disk may accept a short row after rejecting a long one, which it may accept later.
+                # On a full disk, stop at the first row: a shorter row may fit, but the long one may fit later.
                 if refused >= min(most, len(self._waiting)) or getattr(error, "errno", None) in _FULL:
                     raise
             else:
@@ -386,7 +387,7 @@ class _Outlet:
             self._failures += 1
             self._pause = min(2**self._failures, _LONGEST_PAUSE)
             if not self._has_warned:
-                self._warn(f"failed; training continues, and later rows try again: {type(error).__name__}: {error}")
+                self._warn(f"failed; training continues, and writing is retried: {type(error).__name__}: {error}")
             self._has_warned = True
 
     def _warn(self, what):
@@ -409,7 +410,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a table, atomically; columns in the order of their first appearance."""
+    """Write rows as a CSV table, atomically, with columns in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
     with files.replacing(files.expand(path)) as file:
         writer = csv.DictWriter(file, columns)
@@ -418,7 +419,7 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line with its row, or None if it is not a row; a line that is too long comes in pieces."""
+    """Yield each line with its row, or with None if it is not a valid row; overlong lines are yielded in pieces."""
     with files.open_to_read(path) as file:
         begins = True
         while line := file.readline(_LONGEST_LINE):

@@ -48,7 +48,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
-    """Return the run in a run directory, or all runs of a sweep, with the name `name`.
+    """Return the run in a run directory, or all runs of a sweep, named `name`.
 
     Raises:
       RunDirectoryError: `path` is neither a run directory nor the directory of a sweep.

@@ -49,19 +49,19 @@ class Result:
 
     Attributes:
       state: the whole state of the run after the last good chunk.
-      metrics: a row every `log_every` steps, and at evaluations and saves: "step", "train/...", "update/...", and
-        "evaluation/..." if there was one.
+      metrics: a row every `log_every` steps, and at evaluations and saves, with the entries "step", "train/...",
+        "update/..." and, for an evaluation, "evaluation/...".
       evaluation: the last evaluation, or None if the run stopped before the first.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
         the run directory was deleted), or the stop reason of a callback.
-      problem: the values that were not finite, or the error of saving, if they stopped the run.
+      problem: the values that were not finite, or the error of saving, if this stopped the run; otherwise None.
       total_steps: environment steps so far, over all environments.
-      steps_per_second: speed of the compiled loop, without compiling, evaluating and saving.
-      wall_seconds: seconds of this call of `train`, or of this session of a resumed run.
-      seconds: the same by part, `jaxrl.run.loop.timing.PARTS`, with the import time of the command line in addition.
-      session_steps: steps of this session.
+      steps_per_second: environment steps per second in the compiled loop, without compiling, evaluating and saving.
+      wall_seconds: seconds of this call of `train`; for a resumed run, those of this session.
+      seconds: the same seconds by part (`jaxrl.run.loop.timing.PARTS`), in addition to the import time of a command.
+      session_steps: environment steps of this session.
       earlier_seconds: seconds of the earlier sessions, up to their last metrics.
-      config: the contents of `config.json`, with the total environment steps in whole iterations.
+      config: the contents of `config.json`, with `total_steps` rounded up to whole iterations.
       callbacks: the state of the callbacks, as in checkpoints.
     """
 
@@ -132,7 +132,7 @@ class Result:
 
     @property
     def policy(self) -> Policy:
-        """The trained policy, its statistics frozen."""
+        """The trained policy, with frozen statistics."""
         final, actor = policy_at(self.algo, local(self.state.learner), np.float32(self.progress))
         return Policy(final, actor, self.spec, self.env)
 
@@ -148,8 +148,8 @@ class Result:
     ) -> Evaluation:
         """Evaluate the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
 
-        Without a seed, the episodes differ from those of the run's own evaluations, by which the policy or the settings
-        may have been chosen.
+        Without a seed, the episodes differ from those of the run's own evaluations, because these may have been used to
+        choose the policy or the settings.
         """
         policy = self.policy
         seed = held_out_seed(self.seed or 0) if seed is None else seed
@@ -170,10 +170,10 @@ class Result:
         return plot_run(as_run("run", self.config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
-        """Write the run directory of this run, with its last checkpoint.
+        """Write a run directory for this run, with a checkpoint of its last state.
 
-        `jaxrl.load` reads it, and `jaxrl.train` with the run's own arguments and `run_dir=path` continues the run. With
-        several processes, all must call it.
+        `jaxrl.load` reads the directory, and `jaxrl.train` with the arguments of the run and `run_dir=path` continues
+        the run. With several processes, all must call this method.
 
         Args:
           path: the directory; created if missing. The files of an earlier `save` of this run are replaced.
@@ -201,7 +201,7 @@ class Result:
 
 
 def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
-    """Return the loggers of a run directory, after deleting its rows after `step`."""
+    """Delete the rows of a run directory that are later than `step`, and return its loggers."""
     truth = JSONLLogger(directory.metrics_jsonl, last=step)
     resumed_at = step if directory.resumed else None
     tensorboard = TensorBoardLogger(directory.path / "tensorboard", resumed_at=resumed_at, config=directory.config)
@@ -216,7 +216,7 @@ def _unpickled(data: bytes) -> Result:
 def opened(
     path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
-    """Open a run directory, locked by the first process, and its checkpoints with `settings` of `Checkpointer`."""
+    """Open a run directory, which the first process locks, and its `Checkpointer` with the arguments `settings`."""
     path = files.expand(path)
     with contextlib.ExitStack() as stack:
         directory = None

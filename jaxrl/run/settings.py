@@ -29,7 +29,7 @@ from jaxrl.run.loggers import Logger
 from jaxrl.run.policies.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.recording.recorder import Record
 
-_DATASET_FRACTION = 0.5  # of every batch, if not set
+_DATASET_FRACTION = 0.5  # default fraction of every batch
 # Names of the maximum episode length among the parameters of environments and `TimeLimit`.
 _TIME_LIMITS = ("max_steps_in_episode", "time_limit", "episode_length", "max_steps", "max_timesteps")
 _DEAR = 10  # multiple of the training steps above which the steps of evaluations are reported
@@ -99,7 +99,7 @@ class RunSettings:
         """Return the contents of `config.json` for resolved settings.
 
         Args:
-          **parts: further entries, `dataset` and `parent`; None is left out.
+          **parts: additional entries, `dataset` and `parent`; entries that are None are left out.
         """
         config = {
             "algorithm": encode(self.algo),
@@ -151,7 +151,7 @@ class RunSettings:
         eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
         trained = f"the training environment {env.name} has"
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
-        if not is_evaluator():  # an evaluator has other cores
+        if not is_evaluator():  # an evaluator process uses other cores
             acting = None if offline else env
             problems += _resource_problems(self.resources, topology, acting, self.async_evaluation)
         problems += dataset_problems(algo, env_spec(env), fraction, dataset=has_dataset)
@@ -205,12 +205,12 @@ def _resolved_fraction(fraction, algo, dataset, offline):
 
 
 def _instance_problems(env, played, topology, video_every):
-    """Return one line for each problem with an environment of which there is only one instance."""
+    """Return one line for each problem with an environment that was passed as a single instance."""
     trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
     problems = []
     if trained is not None:
         fix = f"pass the class {type(trained.unwrapped).__name__}, or a function that makes one"
-        one = f"{env.name} is a single environment, whose spec does not allow another"
+        one = f"{env.name} is a single environment, whose spec does not allow creating another"
         if (num_envs := topology.num_envs or 0) > 1:
             problems.append(f"num_envs={num_envs}: {one}; {fix}: lambda: {type(trained.unwrapped).__name__}(...)")
         if not topology.in_process:
@@ -219,7 +219,7 @@ def _instance_problems(env, played, topology, video_every):
             problems.append(f"{one}, but evaluation needs its own; pass eval_env=, or {fix.partition(' ')[2]}")
     if evaluated is not None and video_every is not None:
         problems.append(
-            f"video_every={video_every}: {played.name} is a single environment, but videos need their own; pass a class"
+            f"video_every={video_every}: {played.name} is a single environment, but videos need another; pass a class"
         )
     return problems
 
@@ -229,7 +229,7 @@ def _recording_problems(record, topology):
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"
-    why = f"a batch has the rollouts of only {some}, so those of an episode would not be consecutive"
+    why = f"a batch has the rollouts of only {some}, so an episode would have gaps"
     return [f"record: {why}; use learner_batch=None, or do not record"]
 
 
@@ -256,7 +256,7 @@ def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
 
 
 def _evaluation_cost(settings):
-    """Return one line about evaluations that may take many times the steps of training, if they may."""
+    """Return one line if evaluations may take many times as many steps as training; otherwise, no lines."""
     known = envs.parameters(settings.eval_env) if isinstance(settings.eval_env, Environment) else {}
     limit = min((int(np.max(known[name])) for name in _TIME_LIMITS if name in known), default=0)
     every, total = settings.evaluate_every, settings.total_steps
@@ -267,7 +267,7 @@ def _evaluation_cost(settings):
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
-    """Return one line for each field that was None and was resolved, except networks, such as "epochs: 4"."""
+    """Return one line, such as "epochs: 4", for each field except networks that was None and is now resolved."""
     lines = []
     for field in dataclasses.fields(resolved):
         before, after = getattr(unresolved, field.name), getattr(resolved, field.name)

@@ -24,9 +24,10 @@ class TargetProgram:
       seconds: compile time on this machine.
       argument_bytes, output_bytes, temp_bytes: memory on one device.
       code_bytes: size of the program itself.
-      peak_bytes: total memory on one device; outputs that are written over arguments count once.
-      flops, bytes_accessed: as counted by the compiler, with loops of unknown length once; None if not reported.
-      body: its kernels and collectives by loop. The loop of unknown length in a chunk is over iterations.
+      peak_bytes: total memory on one device; an output that reuses the memory of an argument counts once.
+      flops, bytes_accessed: as counted by the compiler, which counts a loop of unknown length once; None if not
+        reported.
+      body: the program's kernels and collectives by loop. In a chunk, the loop of unknown length is over iterations.
     """
 
     name: str
@@ -42,7 +43,7 @@ class TargetProgram:
 
     @property
     def iteration(self) -> hlo.Loop:
-        """The body of one iteration of a chunk, or of another program."""
+        """The body of one iteration of a chunk; for other programs, the whole body."""
         inner = [loop for loop in self.body.loops if loop.trips is None]
         return inner[0] if self.name == "chunk" and inner else self.body
 
@@ -56,8 +57,8 @@ class TargetReport:
       device_kind: kind of its devices, as named by JAX.
       devices: number of devices that the run uses.
       device_memory: bytes of one device.
-      steps_per_iteration: environment steps, over all devices and runs.
-      programs: programs in the order in which a run needs them.
+      steps_per_iteration: environment steps per iteration, over all devices and runs.
+      programs: the programs, in the order in which a run needs them.
     """
 
     target: str
@@ -68,7 +69,7 @@ class TargetReport:
     programs: Sequence[TargetProgram]
 
     def __getitem__(self, name: str) -> TargetProgram:
-        """Return the program of this name.
+        """Return the program with the name `name`.
 
         Raises:
           KeyError: there is no such program.
@@ -92,7 +93,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
     Args:
       target: the target to compile for.
       name: name of the program.
-      compile_it: function that compiles it.
+      compile_it: function that compiles the program.
 
     Raises:
       ConfigError: the program needs more memory than a device has.
@@ -115,7 +116,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
         needs = f"{readable(peak)} per device, but {target.name} has {readable(target.memory)}"
         raise ConfigError(_too_much(target, name, needs))
     cost: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # backends leave out different parts and raise different errors
+    with contextlib.suppress(Exception):  # backends report different parts and raise different errors
         cost = compiled.cost_analysis() or {}
     body = hlo.read(compiled.as_text() or "")
     return TargetProgram(name, seconds, *sizes, peak, cost.get("flops"), cost.get("bytes accessed"), body)

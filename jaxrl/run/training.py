@@ -76,18 +76,18 @@ def train(
     """Train an algorithm on an environment, from a dataset, or on both.
 
     With a dataset but without an environment, an off-policy algorithm learns only from the data and is evaluated in
-    `eval_env`, the environment that the data comes from. A step is then an update.
+    `eval_env`, the environment that the data comes from. In such a run, a step is an update.
 
     The same call with the same `run_dir` resumes the run where it stopped, bit for bit for JAX environments. With
     several processes (`jaxrl.parallel.multihost.distributed`), each makes the same call, and all must be able to read
     `run_dir`. In the process of an evaluator (`jaxrl.launch`), the call follows the run instead and does not return.
 
     Args:
-      algo: the algorithm, or its name for the defaults.
+      algo: the algorithm, or its name to use the default settings.
       env: an environment or its name, as for `jaxrl.make`, or a Gymnasium environment, its class, or a function that
         creates one; None: learn only from the dataset.
       total_steps: environment steps over all environments, including resets; the last iteration may exceed it. Without
-        an environment: updates.
+        an environment: number of updates.
       dataset: a dataset from `jaxrl.load_dataset`, or its name; its transitions are kept in memory.
       dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, as in
         Ball et al. (2023, arXiv:2302.02948).
@@ -105,27 +105,27 @@ def train(
         evaluations, checkpoints and calls of callbacks.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 for host environments.
-      eval_env: another environment for evaluations, as `env`; its observations and actions must have the shapes and
-        types of those of `env`, while bounds, parameters and time limits may differ.
+      eval_env: another environment for evaluations, in the same forms as `env`. Its observations and actions must have
+        the same shapes and types as those of `env`, while bounds, parameters and time limits may differ.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
         The result of an evaluation is available, and compared with `target_return`, at the next evaluation.
-      target_return: stop when the mean return of an evaluation reaches it.
+      target_return: mean return of an evaluation at which the run stops.
       callbacks: functions of a `Moment`, or objects with state (`jaxrl.run.callbacks`), called at evaluations and at
         the end. They may stop the run or change the environment's parameters.
-      callback_every: environment steps between further calls of the callbacks; None: no further calls.
+      callback_every: environment steps between additional calls of the callbacks; None: no additional calls.
       checkpoint_every: environment steps between checkpoints; None: a tenth of the run; 0: only at the end.
       keep: number of the newest checkpoints to keep, in addition to the best one.
       save_replay: whether checkpoints include replay buffers. Without them, checkpoints are smaller, but a resumed run
         differs from an uninterrupted one: it collects `min_size` transitions again before it learns.
-      record: directory for the training episodes as RLDS datasets; a `Record` for a part of them.
-      video_every: environment steps between videos of episodes in `run_dir`, as from `jaxrl.render`.
+      record: directory for the training episodes as RLDS datasets, or a `Record` to select some of the episodes.
+      video_every: environment steps between videos of one episode, written to `run_dir` as by `jaxrl.render`.
       loggers: further loggers of metrics; with several processes, only those of the first are used.
       resources: processor cores of learner, actor threads, environments and evaluator, and memory of worker processes
-        (Linux); the results do not depend on it. None: all parts use all cores.
-      deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process, at a cost in
-        speed: they are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic. XLA
-        reads this when JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
+        (Linux); the results do not depend on them. None: all parts use all cores.
+      deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process. This is slower,
+        because programs are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic.
+        XLA reads this when JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
       progress: show a progress bar.
 
     Returns:
@@ -148,7 +148,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
       limits: limits of chunks and evaluations.
     """
     if settings.deterministic:
-        determinism.set_flags()  # the flags are part of the name of the cache folder
+        determinism.set_flags()  # before the cache, because the name of its folder depends on the flags
     keep_compiled_programs()
     with run_log.logged() as log:
         prepared = settings.prepared()
@@ -174,7 +174,7 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
             settings, program, described, dataset = _with_dataset(settings, program)
         recorder = _recorder(settings, program)
         if settings.video_every is not None:
-            from jaxrl.run.recording import rendering  # most runs have no videos
+            from jaxrl.run.recording import rendering  # imported late, because most runs have no videos
 
             with distributed.collective_errors("checking video_every"):
                 rendering.check_drawable(settings.eval_env, program.layout.spec)
@@ -251,7 +251,7 @@ def _warn_if_used_up(sources):
 
 
 def _initial(settings, spec):
-    """Return the initial arrays of a run, None if it is resumed, and the entry "parent" of config.json."""
+    """Return the initial arrays of a run (None if the run is resumed) and the entry "parent" of config.json."""
     run_dir = None if settings.overwrite else settings.run_dir
     recorded = recorded_parent(run_dir, settings.init_from)
     if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
@@ -262,10 +262,10 @@ def _initial(settings, spec):
 
 
 def _with_dataset(settings, program):
-    """Return settings and program, the entry "dataset" of config.json, and the data.
+    """Return settings, program, the entry "dataset" of config.json, and the data.
 
     The data are transitions on the program's devices or, for an offline dataset that does not fit there, batches from
-    disk, for which settings and program change.
+    disk. In the second case, the returned settings and program differ from those passed.
     """
     dataset, layout = settings.dataset, program.layout
     devices = list(layout.mesh.devices.flat)

@@ -279,7 +279,7 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
         (tmp_path / "other", None, "is not a recording"),
         (folder / "recording", None, "recording of another run"),
         (folder / "recording", tmp_path / "new", "recording of another run"),
-        (gone, tmp_path / "run", "without its directory .*run;"),
+        (gone, tmp_path / "run", "whose directory .*run is missing;"),
         (Record(tmp_path / "new", every=0), None, "every=0"),
         (Record(tmp_path / "new", max_steps=0), None, "max_steps=0"),
     ):

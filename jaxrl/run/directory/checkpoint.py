@@ -10,14 +10,14 @@ killed save leaves no incomplete step:
 Nothing is pickled.
 """
 
-# Orbax's CheckpointManager (0.12.8) was read for keeping, pruning and committing, and is not used:
-# - `save` of an existing step raises StepAlreadyExistsError, and deleting the step first would lose it in a kill. A run
-#   that is interrupted during an evaluation saves a step before the evaluation and again after it.
-# - `BestN` knows scores that came with the save, or that were in Orbax's own files when the manager was made or
-#   reloaded. Ours come later, from evaluations in a thread, and are in the manifests of all earlier runs.
-# - A step whose manifest is damaged counts among the newest, and displaces a sound one.
+# Reasons not to keep, prune and commit checkpoints with Orbax's CheckpointManager (0.12.8):
+# - `save` raises StepAlreadyExistsError for an existing step, and a kill after deleting the step would lose it. A run
+#   that is interrupted during an evaluation saves the same step before the evaluation and again after it.
+# - `BestN` uses scores that are passed to `save`, or that are in Orbax's files when the manager is created or reloaded.
+#   Our scores may come later, from evaluations in a thread, and all earlier runs have them in our manifests.
+# - It counts a step with a damaged manifest among the newest, and deletes a sound one instead.
 # - It recreates deleted folders, and its files and temporary names are unknown to `core/ownership.py`.
-# It could replace `_prune`, `_recover` and `_move_into_place`, about 260 tokens, but needs as many for workarounds.
+# It could replace `_prune`, `_recover` and `_move_into_place`, about 260 tokens, but the workarounds need as many.
 
 import concurrent.futures
 import contextlib
@@ -53,14 +53,14 @@ _REPLACED = ".replaced-"  # the old contents of a step that is being saved again
 class Checkpointer:
     """A writer of the checkpoints of one run, which keeps the newest few and the best.
 
-    One process of a run owns the directory; to read another's run, use `restore` and `read_manifest`, which change
-    nothing on disk.
+    Only the process that owns a run may use it. To read the checkpoints of a run that another process owns, use
+    `restore` and `read_manifest`, which change nothing on disk.
 
     Args:
       directory: folder of the steps; created if missing. Remains of a killed save are removed.
-      config: the resolved configuration, JSON values only; each manifest holds it.
+      config: the resolved configuration as JSON values, which every manifest contains.
       keep: number of the newest steps to keep, at least 1; the step with the best score is kept as well.
-      max_failures: number of consecutive failed saves that raises an error; the first failure only warns.
+      max_failures: number of consecutive failed saves after which an error is raised; the first failure only warns.
 
     Raises:
       CheckpointError: the directory cannot be created or written to.
@@ -90,23 +90,23 @@ class Checkpointer:
                 probe.unlink()
             except OSError as error:
                 raise CheckpointError(f"cannot save checkpoints in {self.directory}: {error}") from error
-            # Held open: the inode number of a deleted folder may be reused.
+            # Kept open, because the inode number of a deleted folder may be reused.
             self._folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
 
     def save(
         self, step: int, state: PyTree, *, score: float | None = None, callbacks: Mapping[str, Any] | None = None
     ) -> None:
-        """Save `state` as `step`, in the background; an older save of the same step is replaced.
+        """Save `state` as `step` in the background, and replace an older save of the same step.
 
-        This waits for the previous save and returns once the leaves are copied to host memory, so the caller may donate
-        them at once. With several processes, all must call it, and it returns when the state is saved.
+        The call waits for the previous save and returns once the leaves are copied to host memory; the caller may
+        donate them from then on. With several processes, all must call it, and it returns when the state is saved.
 
         Args:
           step: the number of this checkpoint.
           state: a pytree of arrays (typed keys included) and Python numbers.
-          score: higher is better; the step with the best one is kept.
-          callbacks: the state of callbacks, JSON values only; stored in the manifest.
+          score: score of the checkpoint, if known; higher is better, and the best checkpoint is kept.
+          callbacks: the state of the callbacks as JSON values, stored in the manifest.
 
         Raises:
           CheckpointError: a leaf is not an array, or `max_failures` consecutive saves failed.
@@ -137,8 +137,8 @@ class Checkpointer:
     def score(self, step: int, score: float) -> None:
         """Set the score of a saved checkpoint, after waiting for the pending save.
 
-        Nothing happens if the checkpoint no longer exists or `score` is not finite; only the first of several processes
-        writes. Checkpoints that are no longer among the best are deleted at the next save.
+        If the checkpoint no longer exists or `score` is not finite, nothing changes. With several processes, only the
+        first one writes. The next save deletes an old checkpoint that is no longer the best.
 
         Raises:
           CheckpointError: as for `wait`.
@@ -149,7 +149,7 @@ class Checkpointer:
             return
         self._scores[step] = score
         path = self.directory / _folder(step) / manifests.FILE
-        if jax.process_index() == 0 and not path.parent.is_symlink():  # the target of a link is not ours
+        if jax.process_index() == 0 and not path.parent.is_symlink():  # a link may lead to another run
             try:
                 manifests.write(path, dataclasses.replace(manifests.read(path), score=score))
             except (OSError, Damaged) as error:
@@ -157,13 +157,13 @@ class Checkpointer:
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def wait(self, *, last: bool = False) -> bool:
-        """Wait for the pending save; return whether the last save succeeded (True without one).
+        """Wait for the pending save; return whether the last save succeeded (True if there was none).
 
         Args:
-          last: raise an error if the last save failed, because no later save follows.
+          last: whether to raise an error if the last save failed, because no other save will follow.
 
         Raises:
-          CheckpointError: `max_failures` consecutive saves failed, or the last one did.
+          CheckpointError: `max_failures` consecutive saves failed, or `last` is true and the last save failed.
         """
         if self._pending is None:
             if last and self._failure is not None:
@@ -194,7 +194,7 @@ class Checkpointer:
         return complete_steps(self.directory)
 
     def is_empty(self) -> bool:
-        """Return whether nothing was ever saved here; False also if every checkpoint is damaged."""
+        """Return whether the directory has no checkpoints, not even damaged ones."""
         return not _numbered(self.directory)
 
     @property
@@ -203,7 +203,7 @@ class Checkpointer:
         return _best(self._scores)
 
     def restore(self, template: PyTree) -> tuple[PyTree, int, Manifest]:
-        """Restore the newest sound step; newer ones, which are damaged, no longer count towards `keep`."""
+        """Restore the newest sound step; damaged steps that are newer no longer count towards `keep`."""
         self.wait()
         state, step, record = restore(self.directory, template)
         self._damaged = {newer for newer in _numbered(self.directory) if newer > step}
@@ -235,15 +235,15 @@ class Checkpointer:
             _barrier("checkpoint folder")
             for entry in record.leaves:
                 entry.crc32 = manifests.checksum(arrays[entry.name])
-            stored = {name: x for name, x in arrays.items() if math.prod(x.shape)}  # Orbax refuses empty arrays
+            stored = {name: x for name, x in arrays.items() if math.prod(x.shape)}  # Orbax rejects empty arrays
             if stored:
-                import orbax.checkpoint as ocp  # here, because runs without a directory do not need it
+                import orbax.checkpoint as ocp  # imported late, because runs without a directory do not need it
 
                 with _absl_quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
-                assert self._folder is not None  # until it is closed
-                # Orbax recreates deleted folders.
+                assert self._folder is not None  # set until `close`
+                # Orbax recreates deleted folders, so an existing folder may be another one.
                 if not os.path.samestat(os.stat(self.directory), os.fstat(self._folder)):
                     raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
@@ -272,15 +272,15 @@ def restore(
 ) -> tuple[PyTree, int, Manifest]:
     """Read a checkpoint and verify every leaf, without changing anything on disk.
 
-    A damaged step causes a warning, and the step before it is read.
+    If the newest step is damaged, the step before it is read instead, with a warning.
 
     Args:
       directory: the run's `checkpoints` folder.
-      template: a pytree of arrays or `jax.ShapeDtypeStruct`: structure, shapes, dtypes and shardings of the result. A
-        leaf without a sharding, and an uncommitted array, comes back uncommitted on the default device. numpy arrays
-        and Python numbers come back as such. The number of devices may differ from when it was saved.
+      template: a pytree of arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the
+        result. Leaves without a sharding and uncommitted arrays are restored as uncommitted arrays on the default
+        device; numpy arrays and Python numbers keep their types. The number of devices may have changed since the save.
       step: the step to read, which must be sound; None: the newest sound step.
-      partial: whether the template may lack leaves that were saved.
+      partial: whether the template may leave out saved leaves.
 
     Returns:
       The state, its step, and its manifest.
@@ -290,7 +290,7 @@ def restore(
         template and the checkpoint differ in name, shape or dtype (the message lists them).
     """
     directory = files.expand(directory).absolute()
-    check_no_pattern(directory)  # otherwise, such a path would look like damage
+    check_no_pattern(directory)  # otherwise, the checkpoints in such a path would seem damaged
     here = _numbered(directory)
     if step is not None and step not in here:
         raise CheckpointError(f"no checkpoint {step} in {directory}; its checkpoints are {sorted(here)}")
@@ -310,7 +310,7 @@ def restore(
 
 
 def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Manifest:
-    """Return the manifest of a step, or the newest sound manifest.
+    """Return the manifest of `step`, or the newest sound manifest if it is None.
 
     Raises:
       CheckpointError: no such manifest exists.
@@ -333,7 +333,7 @@ def complete_steps(directory: str | os.PathLike) -> list[int]:
 
 
 def best_step(directory: str | os.PathLike) -> int:
-    """Return the step with the highest score, the latest if several have it.
+    """Return the step with the highest score; if several have it, the latest of them.
 
     Raises:
       CheckpointError: no complete checkpoint has a score.
@@ -353,7 +353,7 @@ def _best(scores: Mapping[int, float | None]) -> int | None:
 def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Manifest]:
     record = manifests.read(path / manifests.FILE)
     if record.step != int(path.name):
-        raise Damaged(f"its manifest is of step {record.step}")
+        raise Damaged(f"its manifest is that of step {record.step}")
     template_leaves = manifests.named_leaves(template)
     saved = {entry.name: (entry.shape, entry.dtype) for entry in record.leaves}
     if problems := manifests.differences(template_leaves, saved, partial=partial):
@@ -377,7 +377,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
 
 
 def _read_arrays(folder: Path, expected: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
-    """Read the arrays of a step by name."""
+    """Read the arrays of a step; return them by name."""
     if not expected:
         return {}
     import orbax.checkpoint as ocp
@@ -387,11 +387,11 @@ def _read_arrays(folder: Path, expected: Mapping[str, jax.ShapeDtypeStruct]) -> 
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
             files.check_regular(folder)
-            _check_arrays(expected, orbax.metadata(folder).item_metadata)  # before memory of any size is allocated
+            _check_arrays(expected, orbax.metadata(folder).item_metadata)  # before memory is allocated for them
             arrays = orbax.restore(folder, args=request)
     except (MemoryError, Damaged):
         raise
-    except Exception as error:  # tensorstore, json and the file system raise their own
+    except Exception as error:  # tensorstore, json and the file system raise various errors
         raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
     _check_arrays(expected, arrays)
     return arrays
@@ -401,7 +401,7 @@ def _check_arrays(expected: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[s
     """Check that no array is missing or has another shape or dtype.
 
     Raises:
-      Damaged: the first array that does not match.
+      Damaged: an array does not match; the message names the first one.
     """
     for name, like in expected.items():
         array = found.get(name)
@@ -429,7 +429,7 @@ def _folder(step: int) -> str:
 
 
 def _numbered(directory: Path) -> dict[int, Path]:
-    """Return the folders of all saved steps, sound or not."""
+    """Return the folders of all saved steps, including damaged ones, by step."""
     if not directory.is_dir():
         return {}
     return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
@@ -455,7 +455,7 @@ def _move_into_place(building: Path, final: Path) -> None:
 
 
 def _remove_until_it_stays_away(building: Path) -> None:
-    """Remove a folder until it stays away: TensorStore's threads continue to write after Orbax has raised an error."""
+    """Remove a folder until nothing recreates it: TensorStore's threads still write after Orbax has raised an error."""
     quiet = 0
     for _ in range(100):
         quiet = 0 if building.exists() else quiet + 1
@@ -466,7 +466,7 @@ def _remove_until_it_stays_away(building: Path) -> None:
 
 
 def _recover(directory: Path) -> None:
-    """Remove the remains of killed saves; restore a step whose old contents were moved away but not yet replaced."""
+    """Remove the remains of killed saves, and move old contents back that were moved away but not yet replaced."""
     for path in directory.glob(_TEMPORARY + "[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -44,20 +44,21 @@ def follow(
 ) -> Iterator[tuple[int, Evaluation]]:
     """Evaluate the checkpoints of a run that another process trains, on this or another machine.
 
-    This may begin before the run does. Checkpoints that the run deletes before their evaluation are skipped. Results
-    are appended to a file; steps in it are not evaluated again, so the same call continues an earlier one.
+    The call may precede the start of the run. Checkpoints that the run deletes before their evaluation are skipped.
+    Results are appended to a file. Steps that are already in the file are not evaluated again, so a repeated call
+    continues where the previous one stopped.
 
     Args:
       path: the run directory.
-      episodes, seed, explore, step_timeout, opponent: for every evaluation, as in `jaxrl.evaluate`; without a seed, the
-        episodes differ from those of the run's own evaluations.
-      algo: replaces the one in `config.json`, as in `jaxrl.load`.
+      episodes, seed, explore, step_timeout, opponent: arguments of every evaluation, as in `jaxrl.evaluate`; without a
+        seed, the episodes differ from those of the run's own evaluations.
+      algo: the algorithm to use instead of the one in `config.json`, as in `jaxrl.load`.
       env: another environment to evaluate in; None: the training environment.
-      out: the file; None: `evaluations.jsonl` in the run directory.
-      poll: seconds between two checks.
+      out: the file of the results; None: `evaluations.jsonl` in the run directory.
+      poll: seconds between two checks for new checkpoints.
 
     Yields:
-      Steps and their evaluations, until the run has ended and its last checkpoint is evaluated.
+      A step and its evaluation, until the run has ended and its last checkpoint is evaluated.
 
     Raises:
       CheckpointError: the checkpoints do not match the configuration, or cannot be read.
@@ -73,16 +74,16 @@ def follow(
     if policy_folder.is_policy_folder(path):
         raise ConfigError(f"{path} contains an exported policy, not a run; leave out --follow to evaluate it")
     if opponent is not None:
-        opponent = as_opponent(opponent) or "random"  # the same for all checkpoints, even if its run continues
+        opponent = as_opponent(opponent) or "random"  # loaded once, because its run may continue
     while not (path / "config.json").exists():
         time.sleep(poll)
-    read_config(path)  # raises for an invalid file at once, not at the first checkpoint
+    read_config(path)  # report an invalid file at once, not at the first checkpoint
     out = out or path / EVALUATIONS
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
     try:
         while True:
-            ended = is_finished(path) or have_learners_ended(_LATE)  # before the last check for checkpoints
+            ended = is_finished(path) or have_learners_ended(_LATE)  # before the checkpoints are listed
             for step in checkpoint.complete_steps(path / "checkpoints"):
                 if step in known:
                     continue
@@ -91,7 +92,7 @@ def follow(
                 except CheckpointError:
                     if step in checkpoint.complete_steps(path / "checkpoints"):
                         raise
-                    continue  # it has been deleted
+                    continue  # the run has deleted it
                 policy = run.policy
                 found = evaluate(
                     policy.algo,
@@ -120,23 +121,23 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     An earlier run in the directory is ignored until the learners have resumed it.
 
     Args:
-      settings: resolved settings of the training.
-      poll: seconds between two checks.
+      settings: resolved settings of the training run.
+      poll: seconds between two checks for new checkpoints.
 
     Raises:
       SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
       CheckpointError, ConfigError: as in `follow`.
     """
     place, path = own_place(), settings.run_dir
-    assert place is not None and path is not None  # otherwise `prepared` has raised
+    assert place is not None and path is not None  # checked by `RunSettings.prepared`
     if threading.current_thread() is threading.main_thread() and not interrupts.owned():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, as for SIGTERM, instead of waiting for XLA
     ended = False
     while not is_of_launch(path, place.start):
-        if ended:  # without training in this directory
+        if ended:  # the learners ended without training in this directory
             raise SystemExit(0)
         time.sleep(poll)
-        ended = have_learners_ended(_LATE)  # before the last check
+        ended = have_learners_ended(_LATE)  # before the directory is checked again
     for _ in follow(
         path,
         episodes=settings.evaluation_episodes,

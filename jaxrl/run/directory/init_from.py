@@ -1,6 +1,6 @@
-"""Initialization of a run from another run: fine-tuning, other settings, offline first and then online.
+"""Initialization of a run from another run: fine-tuning, changed settings, or online after offline training.
 
-`load_initial` compares the learner of the new run with the given one, leaf by leaf and before anything is compiled.
+`load_initial` compares the learner state of the new run with the source, leaf by leaf, before anything is compiled.
 Leaves that match are copied, and the rest is initialized; the parameters and statistics that the policy acts with
 must match. Environments, replay buffers, steps and schedules always start from the beginning.
 """
@@ -35,22 +35,22 @@ class Initial:
     """The arrays that a run starts from instead of newly initialized ones.
 
     Attributes:
-      parent: the entry "parent" of `config.json`, JSON values.
-      values: arrays by the index of the leaf of the learner that they replace.
+      parent: the entry "parent" of `config.json`, as JSON values.
+      values: the arrays; each key is the index of the learner's leaf that the array replaces.
     """
 
     parent: dict[str, Any]
     values: Mapping[int, Any]
 
     def into(self, learner: PyTree, place: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return `learner` with these arrays; `place` moves them to the run's devices."""
+        """Return `learner` with leaves replaced by these arrays, which `place` moves to the run's devices."""
         leaves, structure = jax.tree.flatten(learner)
         values = place(dict(self.values))
         return jax.tree.unflatten(structure, [values.get(number, leaf) for number, leaf in enumerate(leaves)])
 
 
 def parent_notes(parent: Mapping[str, Any]) -> list[str]:
-    """Return lines that report the copied and the initialized parts."""
+    """Return lines that list the copied and the newly initialized parts."""
     where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
     where += f" at step {parent['step']:,}" if "step" in parent else ""
     lines = [f"copied from {where}: {', '.join(parent['taken'])}"]
@@ -63,7 +63,7 @@ def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, A
         return None
     try:
         parent = read_config(run_dir).get("parent")
-    except JaxrlError:  # no run, or an error that opening the directory reports
+    except JaxrlError:  # there is no run, or opening the directory will report the error
         return None
     same = isinstance(parent, dict) and _identity(source).items() <= parent.items()
     whole = (
@@ -89,7 +89,7 @@ def load_initial(
       step: the checkpoint of a run directory; None: the newest.
 
     Raises:
-      ConfigError: leaves that acting needs do not match; the message lists them with both shapes.
+      ConfigError: leaves that the policy acts with do not match; the message lists them with both shapes.
       RunDirectoryError: the path is not a run directory.
       CheckpointError: the run has no sound checkpoint.
     """
@@ -152,7 +152,7 @@ def _run_and_step(source):
 
 
 def _acting(algo, shapes) -> ActorState:
-    """Return an actor state with the index of each leaf in the learner; -1 for leaves that are computed."""
+    """Return an actor state with, for each leaf, its index among the learner's leaves; -1 if it is computed."""
     found = []
 
     def trace(learner):
@@ -171,7 +171,7 @@ def _needed(actor):
 
 
 def _of_policy(acting, actor, shapes):
-    """Return the policy's values for the leaves of the learner that acting reads, and for their target networks."""
+    """Return the policy's arrays by index of the learner's leaf, with copies for the target networks."""
     values = {}
     for name, numbers in _needed(acting).items():
         theirs = _needed(actor)[name]
@@ -191,7 +191,7 @@ def _of_policy(acting, actor, shapes):
 
 
 def _matched(shapes, learner):
-    """Return another learner's values for the leaves of this one that are in parts of the same name and shapes."""
+    """Return the arrays of `learner`, by leaf index, in the parts whose names and shapes match those of `shapes`."""
     values: dict[int, Any] = {}
 
     def copy(numbers, theirs):
@@ -244,7 +244,7 @@ def _kind(x):
 
 
 def _problems(acting, theirs, learner, shapes, values):
-    """Return one line for each leaf that acting needs and that is missing or does not match."""
+    """Return one line for each missing or mismatched leaf that the policy needs to act."""
     paths, leaves, problems = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes), []
     for name, numbers in _needed(acting).items():
         if name == "statistics" and theirs is not None:
@@ -263,12 +263,12 @@ def _problems(acting, theirs, learner, shapes, values):
         others = named_leaves(_needed(theirs)[name] if learner is None else learner, ".")
         found = {path: (tuple(x.shape), str(x.dtype)) for path, x in others.items()}
         lines = differences({path: leaves[number] for path, number in lacking.items()}, found, partial=True)
-        problems += lines if lines or not lacking else [f"the {name} have another structure"]
+        problems += lines if lines or not lacking else [f"the {name} have a different structure"]
     return problems
 
 
 def _names(shapes, values):
-    """Return the names of the copied and of the initialized parts; a part that is whole has a single name."""
+    """Return the names of the copied and of the initialized parts; a wholly copied or initialized part has one name."""
     numbers = _numbered(shapes)
 
     def divide(name, part):

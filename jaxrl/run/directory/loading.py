@@ -37,8 +37,8 @@ class LoadedRun:
     """A run at one of its checkpoints.
 
     Attributes:
-      policy: the policy at that step, its statistics frozen.
-      algo: the algorithm as configured, with its schedules.
+      policy: the policy at that step, with frozen statistics.
+      algo: the algorithm as configured, with unresolved schedules.
       env: the training environment, prepared for evaluation.
       config: the contents of `config.json`.
       step: environment steps at the checkpoint.
@@ -81,7 +81,8 @@ def load(
         `export_policy(..., to="safetensors")`.
       step: the checkpoint to load; None: the newest sound one.
       best: load the checkpoint with the highest evaluation instead.
-      algo, env: replace those in `config.json`; needed if a class in them is not registered with `jaxrl.register`.
+      algo, env: the algorithm and the environment to use instead of those in `config.json`; needed if one of their
+        classes is not registered with `jaxrl.register`.
 
     Raises:
       RunDirectoryError: `path` is not a run directory.
@@ -100,7 +101,7 @@ def load_run(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> LoadedRun:
-    """Load a policy as `load` does, with its algorithm, environment, configuration and learner state."""
+    """Load the policy of a run as `load` does, with the algorithm, environment, configuration and learner state."""
     keep_compiled_programs()
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True cannot be combined; pass one of them")
@@ -150,19 +151,19 @@ def _described_run(path, algo, env):
         else:
             trained_on = config["environment"]
             both = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
-            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # before parameters fail to match
+            check_spaces(EnvSpec(full_name(trained_on), *both), made)  # clearer than the error of mismatched parameters
         env = envs.prepared(made)
         spec = env_spec(env)
-        algo = algo.resolve(spec, 0)  # loaded to act, without training environments
+        algo = algo.resolve(spec, 0)  # without training environments, because it only acts
         return config, algo, env, spec, _steps_in_all(config, algo)
 
 
 @contextlib.contextmanager
 def _described(path):
-    """Reraise errors of construction as errors of config.json, whose values are checked only field by field."""
+    """Reraise construction errors as errors of config.json, where only single fields were checked before."""
     try:
         yield
-    except ConfigError as error:  # may quote the file's contents
+    except ConfigError as error:  # shortened, because it may quote the file's contents
         raise ConfigError([problem[:_LONGEST_PROBLEM] for problem in error.problems]) from error
     except JaxrlError:
         raise
@@ -193,7 +194,7 @@ def _with_native(env, config):
 
 
 def _steps_in_all(config, algo):
-    """Return the environment steps of the run, in whole iterations, which may exceed `total_steps`."""
+    """Return the environment steps of the whole run: `total_steps`, rounded up to whole iterations."""
     total, topology = config["total_steps"], decode(config["topology"])
     if not isinstance(total, int) or total < 0:
         raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: versions, configuration, and how every leaf is stored, with its checksum."""
+"""Manifest of a checkpoint: the versions, the configuration, and the shape, dtype and checksum of every leaf."""
 
 import dataclasses
 import datetime
@@ -22,24 +22,24 @@ from jaxrl.core.versions import own_version
 
 FILE = "manifest.json"
 FORMAT = 1
-_MOST_NAMED = 8  # differences
+_MOST_NAMED = 8  # maximum number of differences in a message
 
 
 class Damaged(Exception):
-    """An error of a checkpoint or manifest whose contents are not those that were written."""
+    """An error for a checkpoint or manifest whose contents differ from those that were written."""
 
 
 @dataclasses.dataclass
 class Leaf:
-    """A saved array: `shape` and `dtype` in the state, `data_*` on disk (typed keys are stored as words)."""
+    """A saved array: its dtype and shape in the state and, as `data_*`, on disk (typed keys are stored as words)."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data_dtype: str
     data_shape: tuple[int, ...]
-    key_impl: str | None = None  # of typed keys
-    crc32: int | None = None  # None: the array was distributed over processes
+    key_impl: str | None = None  # PRNG implementation of typed keys
+    crc32: int | None = None  # None: the array was distributed over several processes
 
 
 def _now() -> str:
@@ -68,12 +68,12 @@ def is_key(leaf: Any) -> bool:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by their path: `learner/params/policy/kernel`."""
+    """Return the leaves by path, such as `learner/params/policy/kernel`."""
     return trees.named_leaves(tree, root="value")
 
 
 def leaf_entry(name: str, leaf: Any) -> Leaf:
-    """Return the entry of a leaf of the state, without its checksum."""
+    """Return the manifest entry of a leaf of the state, without the checksum."""
     (shape, dtype), stored = _signature(leaf), stored_as(leaf)
     return Leaf(name, dtype, shape, str(stored.dtype), stored.shape, keys.algorithm(leaf) if is_key(leaf) else None)
 
@@ -100,7 +100,7 @@ def differences(
     Args:
       expected: expected leaves by name.
       found: shapes and dtypes of the stored leaves by name.
-      partial: whether further stored leaves are allowed.
+      partial: whether additional stored leaves are allowed.
     """
     signatures = {name: _signature(leaf) for name, leaf in expected.items()}
     lines = [f"leaf {name} is missing" for name in expected if name not in found]
@@ -114,16 +114,16 @@ def differences(
 
 
 def take(name: str, leaf: Any) -> Any:
-    """Return a copy of a leaf in host memory: on CPU, a numpy view of a donated array would change during the save.
+    """Copy a leaf to host memory, because on CPU, a numpy view of a donated array would change during the save.
 
-    With several processes, an array that is distributed over them is copied on its devices, and Orbax gathers it.
+    An array that is distributed over several processes is copied on its devices instead, and Orbax gathers it.
 
     Args:
       name: name of the leaf, for the error.
       leaf: an array, typed keys (copied as their words), or a Python number.
 
     Raises:
-      CheckpointError: `leaf` is of another type.
+      CheckpointError: `leaf` has another type.
     """
     if isinstance(leaf, jax.Array):
         if is_key(leaf):
@@ -140,7 +140,7 @@ def take(name: str, leaf: Any) -> Any:
 
 
 def put(value: np.ndarray, like: Any) -> Any:
-    """Return `value` in the form of the template: a typed key, an array on its sharding, or a plain number."""
+    """Return `value` in the form of the template `like`: typed keys, an array with its sharding, or a plain number."""
     if isinstance(like, bool | int | float):
         return type(like)(value)
     if isinstance(like, np.ndarray | np.generic):
@@ -169,7 +169,7 @@ def read(path: Path) -> Manifest:
     """Read and verify a manifest.
 
     Raises:
-      Damaged: it is missing, cut short or altered.
+      Damaged: the manifest is missing, truncated or altered.
       CheckpointError: a newer jaxrl wrote it in an unknown format.
     """
     try:
@@ -198,7 +198,7 @@ def _leaf(entry):
 
 
 def _body_checksum(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())  # not `to_json`: older manifests may hold NaN
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())  # not `to_json`: older manifests may contain NaN
 
 
 def _is_number(leaf: Any) -> bool:

@@ -19,17 +19,17 @@ from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.directory.run_status import read_result
 
-# Fields, or groups of them, that may differ in a resumed run; with the same shards, the number of devices affects only
-# rounding.
+# Fields, or groups of fields, that may differ in a resumed run. If the number of shards stays the same, the number of
+# devices affects only rounding.
 MAY_CHANGE = ("total_steps", "logging", "native", "topology.devices")
 
 FORMAT = 1  # of config.json; incremented by a change that makes earlier files unreadable
 
-LOG = "log.txt"  # a run's messages
-EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
+LOG = "log.txt"  # messages of the run
+EVALUATIONS = "evaluations.jsonl"  # written by an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
-SWEEP = "sweep.json"  # of a completed sweep, see jaxrl.run.directory.sweep_directory
-_MOST_FOLDERS = 10_000  # searched for runs with a similar name
+SWEEP = "sweep.json"  # written when a sweep is complete; see jaxrl.run.directory.sweep_directory
+_MOST_FOLDERS = 10_000  # maximum number of folders to search for runs with a similar name
 _ABSENT = object()
 
 
@@ -38,21 +38,22 @@ class RunDirectory:
 
     Args:
       path: the directory; created if missing.
-      config: the resolved configuration, JSON values only; stored in `config.json`.
-      overwrite: delete the files of an earlier run of any configuration; only files that jaxrl wrote.
+      config: the resolved configuration as JSON values, stored in `config.json`.
+      overwrite: whether to delete the files of an earlier run of any configuration; only files that jaxrl wrote are
+        deleted.
       launch: the `start` of the launch that this process belongs to, if any; written to the lock file once the
         directory contains only this run.
 
     Attributes:
       path: the directory.
-      metrics_jsonl, result, checkpoints, study: paths in it.
+      metrics_jsonl, result, checkpoints, study: paths in the directory.
       resumed: whether the directory already contained a run of this configuration.
-      start: random text; the same in the lock and the result if the last run has ended.
+      start: random text that identifies this run; if it has ended, the lock file and the result contain the same text.
 
     Raises:
-      RunDirectoryError: another process holds it; it contains a run of another configuration (the message shows the
-        differences), something other than a run, or a file not written by jaxrl under a name that jaxrl uses; or it
-        cannot be written to.
+      RunDirectoryError: another process has locked the directory; it contains a run of another configuration (the
+        message shows the differences), something other than a run, or a file not written by jaxrl under a name that
+        jaxrl uses; or it cannot be written to.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class RunDirectory:
         self._lock: IO[str] | None = None
         self.start = secrets.token_hex(8)
         kind = ownership.config_kind(config)
-        if not ownership.is_own(self.path / ".lock", "lock"):  # otherwise, its files may change until it is locked
+        # A directory with a lock file is checked only once it is locked, because its files may change until then.
+        if not ownership.is_own(self.path / ".lock", "lock"):
             ownership.check_folder(self.path, kind)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,7 @@ class RunDirectory:
             files.clear_temporaries(self.path, ownership.OF_RUNS)
             replaces = overwrite and ownership.folder_kind(self.path) == kind
             self.resumed = not replaces and self._compare()
-            self._lock.truncate(0)  # from now on, the last run in the directory is this one
+            self._lock.truncate(0)  # from now on, this is the last run in the directory
             self._write_lock(f"process {os.getpid()} on {socket.gethostname()}\nstart {self.start}\n")
             if replaces:
                 ownership.remove(self.path, kind)
@@ -98,14 +100,14 @@ class RunDirectory:
             raise
 
     def check(self) -> None:
-        """Check that the directory still exists and is the same one.
+        """Check that the directory still exists and has not been replaced.
 
         Raises:
-          CheckpointError: it was deleted or moved, so nothing more can be saved.
+          CheckpointError: the directory was deleted or moved, so nothing more can be saved.
         """
         if not self._is_there():
             raise CheckpointError(
-                f"the run directory {self.path} was deleted or moved during the run, which ends because it cannot save"
+                f"the run directory {self.path} was deleted or moved during the run, so the run can no longer be saved"
             )
 
     def _is_there(self):
@@ -131,7 +133,7 @@ class RunDirectory:
         self.close()
 
     def _write_lock(self, text: str) -> None:
-        assert self._lock is not None  # until it is closed
+        assert self._lock is not None  # set until `close`
         self._lock.write(text)
         self._lock.flush()
 
@@ -144,14 +146,14 @@ class RunDirectory:
         if lines:
             learned = f" (and --init-from {self.path} to start from its learner state)" if "algorithm" in before else ""
             raise RunDirectoryError(
-                f"{self.path} contains a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
+                f"{self.path} contains a run of another configuration (stored -> now):\n  " + "\n  ".join(lines) + "\n"
                 f"use its settings to resume it, another --run-dir{learned}, or --overwrite to delete it and restart"
             )
         self._check_checkpoints()
         return True
 
     def _check_checkpoints(self) -> None:
-        """Check that a run with metrics has checkpoints to resume from; otherwise, the metrics would be deleted."""
+        """Check that a run with metrics has checkpoints to resume from; without them, the metrics would be deleted."""
         # A run that was killed before its first checkpoint has an empty folder but no result; the result of a run that
         # could not save is "unsaved".
         ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
@@ -164,7 +166,7 @@ class RunDirectory:
 
 
 def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Check that `path`, below `root`, does not lead through a link: files would be written elsewhere.
+    """Check that no part of `path` below `root` is a link, because files would be written elsewhere.
 
     Raises:
       RunDirectoryError: `path`, or a folder between it and `root`, is a link.
@@ -205,7 +207,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def close_runs(path: str | os.PathLike) -> list[Path]:
-    """Return directories of runs and sweeps whose paths are similar to a missing one, the most similar first."""
+    """Return directories of runs and sweeps whose paths are similar to the missing `path`, most similar first."""
     there = missing = files.expand(path)
     while not there.is_dir() and there.name:
         there = there.parent
@@ -225,7 +227,7 @@ def _why_none(path: Path) -> str:
     if list(path.glob("program-*/config.json")):
         return "it contains a sweep that has not ended; the same command continues it"
     runs = sorted(filter(_is_run, path.glob("*")))
-    return "it has no config.json" + (f", but {len(runs)} runs, such as {runs[0]}" if runs else "")
+    return "it has no config.json" + (f", but contains {len(runs)} runs, such as {runs[0]}" if runs else "")
 
 
 def _is_run(path: Path) -> bool:
@@ -266,7 +268,7 @@ def _abridged(value: Any) -> str:
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `config` with defaults for fields that were added after it was written.
 
-    These are fields of algorithms, networks and topologies, at the top level or below `sweep` and `tune`.
+    It fills in fields of algorithms, networks and topologies, at the top level and in the entries "sweep" and "tune".
     """
     below = (name for name in ("sweep", "tune") if isinstance(config.get(name), dict))
     filled = {**config, **{name: with_new_fields(config[name]) for name in below}}
@@ -277,10 +279,10 @@ def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_no_pattern(path: str | os.PathLike) -> None:
-    """Reject a path that Orbax cannot use: it supports only UTF-8, and reads its own path as a pattern.
+    """Check that Orbax can use a path: it supports only UTF-8, and interprets paths as glob patterns.
 
     Raises:
-      RunDirectoryError: the path is not UTF-8, or a part of it contains `**` or brackets that do not match themselves.
+      RunDirectoryError: the path is not UTF-8, or a part of it contains `**` or, as a pattern, does not match itself.
     """
     place = files.expand(path).absolute()
     try:
@@ -293,7 +295,7 @@ def check_no_pattern(path: str | os.PathLike) -> None:
     for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
-                f"{part!r} in the path of the run directory {place} is a pattern for Orbax, which would not find its "
+                f"{part!r} in the path of the run directory {place} is a pattern for Orbax, so it would not find the "
                 "checkpoints; rename it, or use another --run-dir"
             )
 
@@ -323,7 +325,7 @@ def _probe(path: Path) -> None:
 def _clear_remains(path: Path) -> None:
     """Remove files written after the run directory was deleted or moved.
 
-    A save may have recreated the folders, and the log or metrics may have been written to them.
+    A save may have recreated the folders, and the log or the metrics may have been written there again.
     """
     with contextlib.suppress(OSError):
         if {found.name for found in path.iterdir()} <= {"metrics.csv", LOG, *_FOLDERS}:

@@ -1,4 +1,4 @@
-"""Text log of a run directory: the messages that a run prints, except for its progress, with times."""
+"""Text log of a run directory: the messages that the run prints, with times but without the progress display."""
 
 import contextlib
 import threading
@@ -13,20 +13,20 @@ from jaxrl.core.errors import RunStoppedWarning
 from jaxrl.run.directory.run_directory import LOG
 
 _MOST = 2**20  # bytes; in a larger log, the older half is deleted
-_MOST_HELD = 1_000  # lines before the directory is open
+_MOST_HELD = 1_000  # maximum number of lines held until the directory is open
 _TIME = "%Y-%m-%d %H:%M:%S "
 
 
 class RunLog:
     """A log of lines, written to `log.txt` once the run directory is open.
 
-    Lines that cannot be written are lost, because a run must not end for this reason.
+    Lines that cannot be written are lost, because a failing log must not end the run.
     """
 
     def __init__(self):
         self._file: Path | None = None
         self._held: deque[str] = deque(maxlen=_MOST_HELD)
-        self._lock = threading.RLock()  # a signal handler also writes, in a thread that may be writing
+        self._lock = threading.RLock()  # reentrant: a signal handler may write while its thread is writing
 
     def open(self, directory: Path) -> None:
         """Open the log of a run directory and append the lines held so far."""
@@ -36,7 +36,7 @@ class RunLog:
             self._held.clear()
 
     def write(self, text: str) -> None:
-        """Write one or several lines with a single time."""
+        """Write one or more lines with one time stamp."""
         lines = files.escape_for_terminal(text).replace("\n", "\n" + " " * 20)
         line = f"{time.strftime(_TIME)}{lines}\n"
         with self._lock:
@@ -64,7 +64,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def logged() -> Generator[RunLog]:
-    """Yield a log that also records the warnings and the error of the block."""
+    """Yield a log that also records the warnings and the error of the `with` block."""
     log, previous, ended = RunLog(), warnings.showwarning, False
 
     def show(message, category, filename, lineno, file=None, line=None):

@@ -1,4 +1,4 @@
-"""The status of a run, read from its files. Nothing here imports JAX."""
+"""Status of a run, read from its files. This module does not import JAX."""
 
 import contextlib
 import math
@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxrl.core import files
 
-# Lines of the lock file: the start of the last run, and of the launch that it belongs to.
+# Lines of the lock file: the `start` of the last run, and that of the launch to which the run belongs.
 _START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)
 _LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
 def is_finished(path: str | os.PathLike) -> bool:
-    """Return whether a run has written its result and was not started again since, on any machine."""
+    """Return whether a run, on any machine, has written its result and was not started again since."""
     start = _START.search(_read_lock(path))  # written when a run starts
     return start is not None and read_result(path).get("start") == start[1]
 
@@ -39,7 +39,7 @@ def _read_lock(path):
 
 
 def read_result(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the contents of `result.json` in a run directory, with NaN for null in its evaluation.
+    """Return the contents of `result.json` in a run directory, with NaN instead of null in the evaluation.
 
     The dictionary is empty if there is no valid result.
     """

@@ -2,7 +2,7 @@
 
 sweep.json       the configurations, the scores, and the best run; written last
 metrics.jsonl    one row for each configuration, seed and point; read by `jaxrl plot`
-curves.csv       the same as a table, with the settings
+curves.csv       the same rows as a table, with the settings
 table.csv, table.md, curves.png
 lineage.csv, lineage.png   of a population, instead of curves.png
 best/            a run directory with the learner state of the best run, unless that run has its own directory
@@ -25,7 +25,7 @@ from jaxrl.run.directory.run_status import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
-OF_THE_CALL = ("steps_per_second", "wall_seconds")  # in the record, as "origin": measured in the last call that trained
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # recorded, like "origin", for the last call that trained
 _FORMAT = 1
 
 
@@ -61,7 +61,8 @@ def check(
       overwrite: whether the results of another sweep of this kind may be replaced.
 
     Raises:
-      RunDirectoryError: it contains something else, or a file not written by jaxrl under a name that jaxrl uses.
+      RunDirectoryError: the directory contains something else, or a file not written by jaxrl under a name that jaxrl
+        uses.
     """
     ownership.check_folder(path, kind)
     for program in path.glob("program-[0-9]*"):
@@ -76,16 +77,17 @@ def check_best(path: Path) -> None:
     """Check that the best policy of a sweep or a search can be saved in its directory.
 
     Raises:
-      RunDirectoryError: `best` is a link, a run, or contains a file not written by jaxrl under a name that jaxrl uses.
+      RunDirectoryError: `best` is a link or a run, or contains a file not written by jaxrl under a name that jaxrl
+        uses.
     """
     best = path / BEST
     check_below(path, best)
-    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # a copy of the best of several run directories
+    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # copied from the best of the run directories
     ownership.check_folder(best, "a run" if copied else "the best policy of a sweep or a search")
 
 
 def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
-    """Reject a directory with the results of another sweep, which would be lost.
+    """Check that a directory does not contain the results of another sweep, which would be lost.
 
     Args:
       path: the directory.
@@ -93,7 +95,7 @@ def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], se
       seeds: the seeds of each configuration.
 
     Raises:
-      RunDirectoryError: it contains the results of other configurations or seeds.
+      RunDirectoryError: the directory contains the results of other configurations or seeds.
     """
     if not is_sweep(path):
         return
@@ -111,13 +113,14 @@ def is_sweep(path: str | os.PathLike) -> bool:
 
 
 def place_of(path: Path) -> Hashable:
-    """Return a key that identifies the run in a directory, an absolute path without links.
+    """Return a key that identifies the run in the directory `path`, an absolute path without links.
 
-    It is the path, or for a run in the directory of a sweep, the sweep's path, the configuration and the seed.
+    The key is the path or, for a run in the directory of a sweep, the sweep's path, the number of the configuration and
+    the seed.
     """
     for root in path.parents[:2]:  # a run on Ray is two folders below its sweep
         where = str(path.relative_to(root))
-        with contextlib.suppress(Exception):  # other contents: the run does not belong to a sweep
+        with contextlib.suppress(Exception):  # not a valid record, so the run does not belong to a sweep
             record = _read(root)
             if (best := record["best"]) and best["run"] == where:
                 return root, int(best["configuration"]), int(best["seed"])
@@ -128,7 +131,7 @@ def place_of(path: Path) -> Hashable:
 
 
 def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list[dict[str, Any]]]]:
-    """Return the number of the configuration, the configuration and the metrics rows of each run of a sweep.
+    """Return (number of the configuration, configuration, rows of metrics) for each run of a sweep.
 
     The last row contains the final evaluation, unless the run failed.
 
@@ -154,9 +157,9 @@ def read_curves(path: str | os.PathLike) -> list[tuple[int, dict[str, Any], list
 
 
 def read_call(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the recorded measurements and "origin" of the call that trained a sweep; empty for other directories.
+    """Return the speed, seconds and "origin" of the call that trained a sweep; empty for other directories.
 
-    The origin is the command, the machine and the versions.
+    The origin consists of the command, the machine and the versions.
 
     Raises:
       RunDirectoryError: the record of the sweep cannot be read.
@@ -208,7 +211,7 @@ def is_search(path: str | os.PathLike) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A trial of a search that ended, and its result.
+    """An ended trial of a search, with its result.
 
     Attributes:
       settings: the fields of the algorithm that were searched or fixed; for a saved trial, only those searched.

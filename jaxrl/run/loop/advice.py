@@ -8,19 +8,19 @@ from typing import Any
 PAGE = "docs/debugging.md"
 CLIPPED_MASS = 0.01  # fraction of the targets' probability beyond the ends of a fixed support
 EDGE_MASS = 0.1  # fraction of the targets' probability on the two ends
-UNFINISHED = 0.1  # fraction of the episodes of an evaluation
+UNFINISHED = 0.1  # fraction of an evaluation's episodes that may be unfinished
 NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
 OF_ENVIRONMENT = f"check divisions, roots, logarithms and overflows in its reset and step ({PAGE})"
 
-_SIGNIFICANT = 4.0  # standard errors by which returns must have fallen
-_NOTABLE = 2.5  # standard errors by which returns may have risen
-_LEAST_FALL = 0.1, 0.25  # fractions of the return and of its standard deviation
+_SIGNIFICANT = 4.0  # standard errors by which returns must fall for a warning
+_NOTABLE = 2.5  # standard errors by which returns may rise by chance
+_LEAST_FALL = 0.1, 0.25  # minimum fall, as fractions of the return and of its standard deviation
 _NO_ENTROPY = 1e-4  # nats
-_COVERED = 0.75  # fraction of the first steps in episodes that ended; at first, only short episodes have ended
-_FIRST, _LATE = 0.1, 0.2  # fractions of the run that count as its beginning, at most, and as its end
-_FEWEST = 20  # episodes for an estimate of the mean return
-_FEWEST_FLAT = 200  # episodes at the end, to conclude that the return did not rise
-_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # relative change of the entropy, and nats, that a learning policy exceeds
+_COVERED = 0.75  # minimum fraction of the first steps in ended episodes; at first, only short episodes have ended
+_FIRST, _LATE = 0.1, 0.2  # fractions of the run: its beginning is at most the first 10%, its end the last 20%
+_FEWEST = 20  # minimum number of episodes for an estimate of the mean return
+_FEWEST_FLAT = 200  # minimum number of episodes at the end to conclude that the return did not rise
+_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # relative entropy change, and KL divergence in nats, that learning exceeds
 _UPDATES = {True: 50, False: 5_000}  # iterations with updates after which learning is expected; on-policy or not
 
 
@@ -57,11 +57,11 @@ def at_end(
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
-      on_policy: whether it learns only from rollouts, and so makes few updates.
+      on_policy: whether the algorithm learns only from rollouts, and so makes few updates.
       discrete: whether all actions are discrete, so that a policy that no longer explores has entropy 0.
-      from_scratch: whether it started from an untrained policy.
+      from_scratch: whether the run started from an untrained policy.
       same_env: whether the training environment never changed.
-      greedy: whether its evaluations take the best actions, in the training environment.
+      greedy: whether evaluations take the best actions and are in the training environment.
     """
     updates = sum(row.get("train/updates", 0.0) for row in rows)
     if not updates:
@@ -100,14 +100,14 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
         return None
     (step, best), (_, last) = max(evaluations, key=lambda one: one[1].mean), evaluations[-1]
     how = f"use jaxrl eval {run_dir} --best" if step == best_step else "without a run_dir, its policy was not kept"
-    line = f"the last evaluation returned {last.mean:.4g}, but the one at step {step:,} {best.mean:.4g}; {how}"
+    line = f"the last evaluation returned {last.mean:.4g}, but the one at step {step:,} returned {best.mean:.4g}; {how}"
     return line if last.is_below(best) else None
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the episodes in the last fifth of training, or in the last row with episodes.
+    """Return the mean return of the last fifth of training; if no episode ended there, of the last row with episodes.
 
-    It is None if no episode ended.
+    The result is None if no episode ended in the whole run.
     """
     ended = _with_episodes(rows)
     late = [row for row in ended if row["step"] > (1.0 - _LATE) * rows[-1]["step"]]
@@ -117,14 +117,14 @@ def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Returns:
-    """The mean, standard deviation and number of returns."""
+    """The mean, standard deviation and count of returns."""
 
     mean: float
     std: float
     count: float
 
     def above(self, other: "_Returns") -> float:
-        """Return the difference to other returns in standard errors, positive if `self` is higher."""
+        """Return the difference from `other` in standard errors, positive if `self` is higher."""
         error = math.hypot(self.std / math.sqrt(self.count), other.std / math.sqrt(other.count))
         return (self.mean - other.mean) / max(error, 1e-6 * max(abs(self.mean), abs(other.mean)), 1e-12)
 
@@ -168,7 +168,7 @@ def _beginning(rows, total) -> _Returns | None:
 
 
 def _rose(first, ended, evaluations, rows) -> bool:
-    """Return whether the returns of a later part of the run, or of an evaluation, may exceed those of its beginning."""
+    """Return whether returns later in the run, or in an evaluation, may exceed those at the beginning of the run."""
     last = ended[-1]["step"] + 1
     parts = [[row for row in ended if row["step"] * 20 // last == part] for part in range(20)]
     later = [found for part in parts if (found := _pooled(part)) is not None]
@@ -176,14 +176,14 @@ def _rose(first, ended, evaluations, rows) -> bool:
         return True
     entropies = [row["update/entropy"] for row in rows if "update/entropy" in row]
     if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
-        evaluations = [(0, first), *evaluations]  # otherwise, evaluations only differ by taking the best action
+        evaluations = [(0, first), *evaluations]  # otherwise, evaluations may differ only by the best actions
     return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
 
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
     """Return a warning if even the best late evaluation loses over half of the return in training, or None.
 
-    It compares with half of the improvement in training or, without one, half of the return.
+    If the return improved in training, the loss must exceed half of the improvement; otherwise, half of the return.
     """
     if last is None or not evaluations:
         return None
@@ -192,7 +192,7 @@ def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
     if not best.is_below(last) or 2.0 * (last.mean - best.mean) <= learned:
         return None
     return (
-        f"the greedy actions in its evaluation returned {evaluations[-1].mean:.4g}, but the sampled ones in training "
+        f"the greedy actions in evaluations returned {evaluations[-1].mean:.4g}, but the sampled ones in training "
         f"{last.mean:.4g}; explore_in_evaluation=True (--explore-in-evaluation) samples actions as in training ({PAGE})"
     )
 

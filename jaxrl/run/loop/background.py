@@ -12,7 +12,7 @@ _LATER = ("tensorboardX", "orbax.checkpoint", "jaxrl.plots.chart")
 
 
 class BackgroundTask:
-    """A task that runs in a separate thread, which does not keep the process alive.
+    """A task in a separate daemon thread, which does not keep the process alive.
 
     Args:
       work: the task.
@@ -54,5 +54,5 @@ def import_later_modules() -> None:
     """Import the modules that a run with a directory needs after its first chunk."""
     for name in _LATER:
         if name not in sys.modules:
-            with contextlib.suppress(Exception):  # reported by the code that needs it
+            with contextlib.suppress(Exception):  # the code that needs the module reports the error
                 importlib.import_module(name)

@@ -29,7 +29,7 @@ from jaxrl.run.settings import RunSettings
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Evaluations:
-    """The evaluations of a run, one at a time, and its videos.
+    """The evaluations of a run, at most one of which runs at a time, and its videos.
 
     With `async_evaluation`, an evaluation runs in a thread while training continues, and its result is collected when
     the next one is due.
@@ -45,7 +45,7 @@ class Evaluations:
     Attributes:
       in_thread: whether evaluations run in a thread.
       latest: the newest evaluation of this session, or None.
-      scores: the mean return by step, of all sessions; NaN if no episode ended.
+      scores: the mean return of the evaluations of all sessions, by step; NaN if no episode ended.
     """
 
     settings: RunSettings
@@ -83,18 +83,18 @@ class Evaluations:
 
     @property
     def are_compiled_before(self) -> bool:
-        """True if `compile` prepares the first evaluation."""
+        """Whether the first evaluation can be compiled in advance with `compile`."""
         return isinstance(self.env, Environment) and not self.in_thread
 
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
-        """Evaluate the policy after `done` iterations, or begin to, if evaluations run in a thread.
+        """Evaluate the policy after `done` iterations, or start to evaluate it if evaluations run in a thread.
 
-        A thread uses a device of this process that does not learn, if there is one.
+        The thread uses a device of this process that does not learn, if there is one.
 
         Args:
           state: state of the run after these iterations.
           done: number of iterations.
-          log: whether to log the result, unless there already is one at this step.
+          log: whether to log the result; a step with a logged result is never logged again.
 
         Raises:
           Exception: the error of an evaluation that does not run in a thread.
@@ -122,12 +122,12 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def look(self) -> None:
-        """Raise the error of a running evaluation that has failed; do not wait."""
+        """Raise the error of the evaluation in a thread if it has failed, without waiting for it."""
         if self._task is not None and self._task.error is not None:
             self.collect()
 
     def collect(self) -> None:
-        """Wait for the evaluation in a thread, if there is one.
+        """Wait for the evaluation in a thread, if there is one, and log its result.
 
         Raises:
           Exception: the error of the evaluation.
@@ -143,16 +143,16 @@ class Evaluations:
             self._task.wait(GOODBYE)
 
     def score_at(self, step: int) -> float | None:
-        """Return the mean return of the evaluation that counts at `step`, or None.
+        """Return the mean return that callbacks receive at `step`, or None.
 
-        It is the evaluation of `step` itself or, if evaluations run in a thread, the previous one, so that a run that
+        The evaluation is that of `step` itself or, if evaluations run in a thread, the previous one, so that a run that
         was killed and resumed ends at the same step as an uninterrupted one.
         """
         counts = [at for at in self.scores if (at < step if self.in_thread else at == step)]
         return self.scores[max(counts)] if counts else None
 
     def is_lacking(self, done: int) -> bool:
-        """Return whether an evaluation was due after `done` iterations but not logged; the same in all processes."""
+        """Return whether an evaluation after `done` iterations was due but is not logged; equal in all processes."""
         schedule = self.schedule
         due = done <= schedule.iterations and schedule.evaluates(done)
         return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.scores)
@@ -161,7 +161,7 @@ class Evaluations:
         """Write a video of the evaluations' first episode, in the first process; a failure causes a warning."""
         if self.saver.directory is None:
             return
-        from jaxrl.run.recording import rendering  # most runs have no videos
+        from jaxrl.run.recording import rendering  # imported late, because most runs have no videos
 
         step, settings = done * self.schedule.rows, self.settings
         path = self.saver.directory.path / "videos" / f"{step:012d}{rendering.suffix_of(settings.eval_env)}"
@@ -172,7 +172,7 @@ class Evaluations:
         except (OSError, JaxrlError) as error:
             warnings.warn(f"no video at step {step}: {error}", RuntimeWarning, stacklevel=2)
             return
-        if path.suffix == ".gif":  # pages are for browsers
+        if path.suffix == ".gif":  # loggers do not accept HTML pages
             self.journal.show_video(step, path)
 
     def _acting(self, state, done):

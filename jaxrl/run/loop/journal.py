@@ -1,4 +1,4 @@
-"""Journal of a run: metrics for its files, loggers and display, and warnings about them."""
+"""Journal of a run: it passes metrics to files, loggers and the progress display, and warns about them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Journal:
 
     Args:
       loggers: the user's loggers.
-      display: display of the newest values.
+      display: progress display, which shows the newest values.
       log: the text log.
 
     Attributes:
@@ -48,14 +48,14 @@ class Journal:
         if step:
             self._display.resume(step)
         self._files = Loggers(metrics_files(directory, step))
-        rows = read_metrics(directory.metrics_jsonl)  # None is NaN in an uninterrupted run
+        rows = read_metrics(directory.metrics_jsonl)  # the file has null for NaN
         self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
 
     def seconds(self, until: float | None = None) -> float:
-        """Return the seconds of all sessions, until now or until a time of the clock."""
+        """Return the total seconds of all sessions, until now or until the clock time `until`."""
         return self.earlier_seconds + (self.laps.wall if until is None else until - self.laps.began)
 
     def write(self, step: int, metrics: Mapping[str, float], seconds: float | None = None) -> None:
@@ -63,8 +63,8 @@ class Journal:
 
         Args:
           step: environment steps.
-          metrics: by name.
-          seconds: seconds of the run; None: until now.
+          metrics: metrics by name.
+          seconds: seconds of the run at this row; None: its seconds until now.
         """
         found = {"seconds": self.seconds() if seconds is None else seconds} | dict(metrics)
         self.history.append({"step": step} | found)
@@ -107,7 +107,7 @@ class Journal:
         self._log.close()
 
     def close(self, last: str | None = None) -> None:
-        """Close files, loggers and display, after an optional last line of the log. May be called twice."""
+        """Write `last` to the log if it is given, then close files, loggers and display. May be called twice."""
         if last is not None:
             self.log(last)
         self._files.close()

@@ -1,4 +1,4 @@
-"""Rows of training metrics: their period, and the reports of chunks that they combine."""
+"""Rows of training metrics: the period of the rows, and the combination of chunk reports into rows."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 15, 50  # approximate number in a short and a long run; each ends a chunk, which costs some milliseconds
+_ROWS = 15, 50  # approximate number of rows in a short and a long run; each ends a chunk, which costs milliseconds
 _FEWEST_ITERATIONS = 100
 
 
 def row_period(iterations: int, evaluation_period: int, every: int | None) -> int | None:
-    """Return the iterations between rows, the same on any machine; None: a row after every chunk.
+    """Return the number of iterations between rows, equal on all machines, or None for a row after every chunk.
 
     Args:
       iterations: iterations of the run.
@@ -46,18 +46,18 @@ class TrainingRows:
         self._timed, self._seconds = 0, 0.0
 
     def add(self, report: Report, iterations: int, seconds: float | None) -> None:
-        """Add the report of a chunk, as numpy, and its seconds (None: not timed, because it compiled)."""
+        """Add the report of a chunk as numpy arrays, and its seconds (None: not timed, because the chunk compiled)."""
         self._parts.append((report, iterations))
         if seconds is not None:
             self._timed += iterations
             self._seconds += seconds
 
     def speed(self) -> dict[str, float]:
-        """Return the entry "steps_per_second" since the last row; empty if unknown."""
+        """Return a dictionary with "steps_per_second" since the last row; empty if the speed is unknown."""
         return {"steps_per_second": self._timed * self._steps / max(self._seconds, 1e-9)} if self._timed else {}
 
     def row(self) -> dict[str, float]:
-        """Return the metrics since the last row that have a value, and begin the next row."""
+        """Return the metrics since the last row that are finite, and begin the next row."""
         with np.errstate(invalid="ignore", divide="ignore"):  # means over no episodes are NaN, and left out
             metrics = joined(self._parts).metrics()
             row = {name: float(value) for name, value in metrics.items() if np.isfinite(value)} | self.speed()

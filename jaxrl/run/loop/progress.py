@@ -14,15 +14,15 @@ from rich.console import Console
 
 from jaxrl.core import interrupts
 
-_LEAST_INTERVAL = 0.1  # seconds between two updates: each takes some milliseconds
+_LEAST_INTERVAL = 0.1  # minimum seconds between two updates, each of which takes some milliseconds
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first available one is shown
 
 
 class ProgressBar:
     """A progress display: a bar in a terminal, a changing line in a notebook, otherwise a line every few seconds.
 
-    It is drawn by `update`, in the caller's thread. Use it as a context manager, or call `close`, to restore the
-    terminal.
+    `update` draws the display in the caller's thread. To restore the terminal, use the object as a context manager, or
+    call `close`.
 
     Args:
       console: the output; None: standard error.
@@ -55,7 +55,7 @@ class ProgressBar:
         self._phase: str | None = None
         self._drawn_step, self._printed = -1, ""
         self._drawn_at = -math.inf
-        self._gone = not visible  # or because the output failed: a closed terminal, a full disk
+        self._gone = not visible  # also set if the output fails: a closed terminal, a full disk
 
     def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
         """Start the display.
@@ -141,7 +141,7 @@ class ProgressBar:
         return (step - start) / (now - then) if now > then else math.nan
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Draw, or stop drawing if the output fails, because a run must not end for this reason."""
+        """Draw, and stop drawing for good if the output fails, because a failing display must not end the run."""
         if not self._gone:
             try:
                 draw()
@@ -182,7 +182,7 @@ class ProgressBar:
 
 
 def _speed(rate: float, unit: str) -> str:
-    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" if it is below one."""
+    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" if the speed is below one."""
     if rate >= 1e6:
         return f"{rate / 1e6:,.1f}M {unit}/s"
     if rate >= 10 or rate <= 0:

@@ -3,7 +3,7 @@
 It runs compiled chunks of about a second. Progress display, logging, evaluation, checkpoints, signals and the check for
 NaN run between chunks; a chunk is dispatched before the report of the previous chunk is read.
 
-With several processes, each runs this loop, and they agree on everything that it depends on
+With several processes, each runs this loop, and they agree on every value that affects it
 (`jaxrl.parallel.multihost.distributed`). Only the first process writes files and shows progress.
 """
 
@@ -61,8 +61,8 @@ class _Chunk:
     report: Report
     first: int
     length: int
-    ended: BackgroundTask  # of `Loop._ended`
-    fetch: Fetch | None  # of its rows, if they are recorded
+    ended: BackgroundTask  # runs `Loop._ended`
+    fetch: Fetch | None  # fetches the chunk's rows, if they are recorded
 
 
 def _placed(env, program):
@@ -82,7 +82,7 @@ class Loop:
       recorder: recorder of the training episodes.
       initial: initial arrays from another run.
       journal: journal of the run.
-      directory: run directory, in the first process.
+      directory: run directory; None if there is none, and in all processes except the first.
       checkpointer: writer of the checkpoints; None: nothing is saved.
 
     Attributes:
@@ -102,7 +102,7 @@ class Loop:
 
     def __post_init__(self, directory, checkpointer):
         settings, program = self.settings, self.program
-        # Placed on the program's devices once, so that no chunk moves them.
+        # Placed on the program's devices once, so that the chunks do not have to move them.
         self.algo, self.env = program.layout.place(settings.algo), _placed(settings.acting_env, program)
         eval_env = self.env if settings.eval_env is settings.acting_env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
@@ -113,7 +113,7 @@ class Loop:
         self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
         self.laps, self.first_step = self.journal.laps, 0
         self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # as measured by the first process
-        self.programs = compile_cache.programs()  # number compiled and loaded before the run
+        self.programs = compile_cache.programs()  # numbers of programs compiled and loaded before the run
         self.background: dict[str, BackgroundTask] = {}  # threads that prepare later steps, by name
         self.saver = Saver(directory, checkpointer, self.recorder, self.callbacks, self.journal, settings.save_replay)
         self.signals = Signals(self.saver.announce_stop)
@@ -136,10 +136,10 @@ class Loop:
         try:
             return self._train()
         except KeyboardInterrupt:
-            self.background.clear()  # compiled programs are no longer needed
+            self.background.clear()  # do not wait for programs that are no longer needed
             raise
         finally:
-            if self.signals.received is not None and interrupts.owned():  # the process ends without them
+            if self.signals.received is not None and interrupts.owned():  # the process ends without waiting
                 self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
@@ -178,7 +178,7 @@ class Loop:
     # --- beginning ---------------------------------------------------------------------------------------------
 
     def _start(self):
-        """Begin a new run, and compile in the background."""
+        """Begin a new run: create the initial state while compiling in the background."""
         self._compile_in_background()
         state = self._initial_state(self.program.start)
         if self.initial is not None:
@@ -186,12 +186,12 @@ class Loop:
         self.state, self.done = state, 0
 
     def _initial_state(self, make):
-        """Return the initial state of the run, or with `make=program.template` its shapes."""
+        """Return the initial state of the run (`make=program.start`), or its shapes (`make=program.template`)."""
         saved = self.saver.saves_replay
         return make(self.algo, self.env, self.settings.seed, saved=saved, dataset=self.dataset)
 
     def _compile_in_background(self):
-        """Start to compile chunks and evaluations from shapes, before the state is created."""
+        """Start compiling chunks and evaluations from shapes, before the state is created."""
         if not (program := self.program).is_compiled or distributed.is_several():
             return
         shapes = self._initial_state(program.template)
@@ -203,7 +203,7 @@ class Loop:
 
     def _resume(self):
         """Continue from the newest checkpoint."""
-        # Only shapes, because new replay buffers next to the restored ones might not fit in memory.
+        # The template has only shapes, because new replay buffers might not fit in memory next to the restored ones.
         state, step, callback_states, replays_lost = self.saver.restore(self._initial_state(self.program.template))
         unsaved, how = self.program.unsaved_state(self.algo), []
         state = state.replace(**unsaved)
@@ -223,7 +223,7 @@ class Loop:
         self.state, self.done = state, step // self.schedule.rows
 
     def _go_on(self):
-        """Make the evaluation and the stop that were due at the checkpoint that the run resumes from.
+        """Evaluate or stop, if an evaluation or a stop was still due at the checkpoint from which the run resumes.
 
         Raises:
           Stop: the run was stopped at this checkpoint.
@@ -243,7 +243,7 @@ class Loop:
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def _loop(self):
-        """Run to the end.
+        """Run chunks until the last iteration.
 
         Raises:
           Stop: the run ends early.
@@ -257,8 +257,8 @@ class Loop:
                 length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            if self.limits.iterations is None:  # otherwise, nothing will be kept
-                self.signals.hold()  # compiled: from now on, there is something to save
+            if self.limits.iterations is None:  # otherwise, the run exists only to compile its programs
+                self.signals.hold()  # the chunk is compiled: from now on, there is something to save
             ended = self.background["report"] = BackgroundTask(functools.partial(self._ended, report), "report")
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
@@ -282,10 +282,10 @@ class Loop:
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
 
     def _ended(self, report):
-        """Return the time at which a chunk ended; called in a thread.
+        """Wait for a chunk, and return the time at which it ended; called in a thread.
 
-        The time at which its report is read would be wrong: if the dispatch of the next chunk blocks or collects
-        experience, its time would count for this chunk.
+        The time at which the report is read may be too late: if dispatching the next chunk blocks or collects
+        experience, this would count as time of the current chunk.
         """
         with contextlib.suppress(Exception):  # raised again when the report is read
             jax.block_until_ready(report)
@@ -341,19 +341,19 @@ class Loop:
             self.journal.advise(step, row)
 
     def _end_at(self, state, done):
-        """Set the last state to one before or after a chunk, with new replay buffers.
+        """Set `state` to the state before or after a chunk, with new replay buffers.
 
-        Its own were donated to the next chunk, and may contain values that are not finite.
+        The old buffers were donated to the next chunk, and may contain values that are not finite.
         """
         self.state, self.done = self.program.reset_buffers(self.algo, self.env, state, self.dataset), done
 
     @property
     def step(self) -> int:
-        """The environment steps of `state`."""
+        """The environment steps at `state`."""
         return self.done * self.schedule.rows
 
     def _at_border(self):
-        """Evaluate, save and stop, when no chunk is running and everything so far was finite."""
+        """Evaluate, save and stop as scheduled, while no chunk is running and after all values so far were finite."""
         state, done, schedule, evaluations = self.state, self.done, self.schedule, self.evaluations
         last, due, in_thread = schedule.is_last(done), schedule.evaluates(done), evaluations.in_thread
         if due:
@@ -362,8 +362,8 @@ class Loop:
             if not in_thread:
                 evaluations.begin(state, done)
         decision = self._call_back(due)
-        # The processes agree once per border; later signals wait for the next border, which saves. The next length
-        # depends on the first process's time of the last chunk.
+        # The processes agree once per border; later signals wait for the next border, which saves. The length of the
+        # next chunk depends on the time that the first process measured for the last one.
         stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         interrupted = self.signals.agreed is not None
         ending = last or stop is not None or interrupted
@@ -416,7 +416,7 @@ class Loop:
         self.laps.lap("save")
         evaluations.collect()
         if evaluations.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
-            # A finished run that is started again has logged its evaluation already.
+            # If a finished run is started again, its evaluation is already logged.
             log = step > self.first_step or not evaluations.scores
             evaluations.begin(state, done, log=log)
             evaluations.collect()

@@ -21,7 +21,7 @@ class Saver:
     """A writer of a run's checkpoints and recording.
 
     Args:
-      directory: run directory, in the first process, or None.
+      directory: run directory; None if there is none, and in all processes except the first.
       checkpointer: writer of the checkpoints; None: nothing is saved.
       recorder: recorder of the training episodes, if they are recorded.
       callbacks: callbacks, whose state is in every checkpoint.
@@ -57,10 +57,10 @@ class Saver:
           template: the shapes of the state.
 
         Raises:
-          CheckpointError: it cannot be read, or the processes see different files.
+          CheckpointError: the checkpoint cannot be read, or the processes see different files.
         """
-        assert self.checkpointer is not None  # otherwise there is no run
-        # The setting may have changed since the checkpoint was saved.
+        assert self.checkpointer is not None  # `has_run` is true
+        # `save_replay` may have changed since the checkpoint was saved.
         saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
         with distributed.collective_errors("restoring"):
             state, step, record = self.checkpointer.restore(template if saved else template.replace(buffers={}))
@@ -88,13 +88,13 @@ class Saver:
             abort_without_saving(error)
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Close a part of the recording before a checkpoint; a run resumed from it records only later episodes."""
+        """Close a part of the recording before a checkpoint, so that a resumed run records only later episodes."""
         if self.recorder is not None:
             with distributed.collective_errors("closing a part of the recording"):
                 self.recorder.close_part(step, ending=ending)
 
     def save_at_rest(self, step: int, state: RunState) -> None:
-        """Save during an evaluation, which the resumed run then repeats; errors are only noted."""
+        """Save during an evaluation, which a resumed run repeats; errors are only shown and logged."""
         if self.checkpointer is None:
             return
         try:
@@ -108,7 +108,7 @@ class Saver:
         """Check that the run directory still exists.
 
         Raises:
-          Stop, CheckpointError: it was deleted or moved; the result contains the state so far.
+          Stop, CheckpointError: the directory was deleted or moved; the result contains the state so far.
         """
         if self.directory is None:
             return
@@ -120,8 +120,8 @@ class Saver:
             abort_without_saving(error)
 
     def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:
-        """Wait for the last save, retry it once if it failed, and return `stop`, or "unsaved" if both failed."""
-        assert self.checkpointer is not None  # otherwise nothing is saved
+        """Wait for the last save, and retry it once if it failed; return `stop`, or an "unsaved" stop if both fail."""
+        assert self.checkpointer is not None  # called only if there are checkpoints
         try:
             self.checkpointer.wait(last=True)
         except CheckpointError as error:

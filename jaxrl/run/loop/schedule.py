@@ -1,4 +1,4 @@
-"""Schedule of a run: the iterations after which it is evaluated, saved and logged, and calls callbacks."""
+"""Schedule of a run: the iterations after which the run evaluates, saves, logs and calls callbacks."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from jaxrl.run.settings import RunSettings
 
 @dataclasses.dataclass(frozen=True)
 class LoopLimits:
-    """Limits of chunks and evaluations, on which compiled programs do not depend.
+    """Limits of chunks and evaluations, which do not affect the compiled programs.
 
     Attributes:
-      iterations: iterations per chunk; None: about a second of them.
+      iterations: iterations per chunk; None: as many as take about a second.
       evaluation_steps: step limit of an evaluation's episodes.
     """
 
@@ -33,7 +33,7 @@ class Schedule:
       iterations: iterations of the run.
       evaluate_each, save_each: periods of evaluations and of checkpoints.
       log_each: period of rows of metrics; None: after every chunk.
-      callback_each, video_each: periods of further calls of callbacks and of videos; None: never.
+      callback_each, video_each: periods of additional calls of the callbacks, and of videos; None: never.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: RunSettings, program: Program, has_callbacks: bool) -> "Schedule":
-        """Return the schedule of a resolved run, in whole iterations of its program."""
+        """Return the schedule for resolved settings, in whole iterations of the run's program."""
         rows, total_steps = program.steps_per_iteration(settings.algo), settings.total_steps
         iterations = -(-total_steps // rows)
 
@@ -78,7 +78,7 @@ class Schedule:
         return self.is_last(done) or done % self.evaluate_each == 0
 
     def calls_back(self, done: int) -> bool:
-        """Return whether a further call of the callbacks is due after `done` iterations."""
+        """Return whether an additional call of the callbacks is due after `done` iterations."""
         return self.callback_each is not None and done % self.callback_each == 0
 
     def films(self, done: int) -> bool:
@@ -88,7 +88,7 @@ class Schedule:
         return self.log_each is None or done % self.log_each == 0
 
     def next_border(self, done: int) -> int:
-        """Return the number of iterations after which anything other than a row is due next."""
+        """Return the next number of iterations after which anything other than a row of metrics is due."""
         each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
         following = [(done // each + 1) * each for each in each_of if each is not None]
         return min([*following, self.iterations])

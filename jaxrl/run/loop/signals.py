@@ -16,16 +16,16 @@ PATIENCE = 4.0  # seconds that a run has to end by itself
 class Signals:
     """A context in which Ctrl-C, SIGTERM and SIGHUP end the run after the current chunk, and a second Ctrl-C at once.
 
-    This applies only after `hold`, when there is something to save. Before, signals end the process of a command at
-    once, and act in other processes as without a run. After a signal, a step of host environments that does not return
-    within seconds ends the run with its error.
+    This applies only after `hold`, when there is something to save. Before `hold`, signals end the process of a command
+    at once; in other processes, they have the same effect as without a run. If a host environment does not return from
+    a step within seconds after a signal, the run ends with its timeout error.
 
     Args:
-      announce: function that is called at the first Ctrl-C, also while the main thread is busy.
+      announce: function to call at the first Ctrl-C, even while the main thread is busy.
 
     Attributes:
-      received: the signal that this process received.
-      agreed: a signal that any process had received at the last exchange between processes.
+      received: the signal that this process has received, or None.
+      agreed: a signal that any process had received at the last exchange between the processes, or None.
     """
 
     def __init__(self, announce: Callable[[], None] = lambda: None):
@@ -48,12 +48,13 @@ class Signals:
 
     @contextlib.contextmanager
     def at_rest(self, save: Callable[[], None] | None) -> Generator[None]:
-        """End the process a few seconds after a signal in this block, which may take minutes.
+        """Let a signal end the process after a few seconds, even if the block takes minutes.
 
-        This applies only to the process of a command; in others, the main thread finishes the block.
+        This applies only to the process of a command; in other processes, the main thread finishes the block.
 
         Args:
-          save: function that saves the run, called first in another thread; None: signals wait for the block.
+          save: function that saves the run, called in another thread before the process ends; None: signals wait until
+            the block has ended.
         """
         with self._leaving:
             self._save = save
@@ -89,7 +90,7 @@ class Signals:
         with self._leaving:
             self.received = number
             self._leave_soon()
-        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal blocks writes
+        threading.Thread(target=self._tell, daemon=True).start()  # in a thread: a stopped terminal blocks
 
     def _tell(self):
         if self.received == signal.SIGINT:

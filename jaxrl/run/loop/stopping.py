@@ -1,4 +1,4 @@
-"""Early ends of a run: the reason, and values that were not finite."""
+"""Early ends of a run: the reason, and a description of values that were not finite."""
 
 from typing import NoReturn
 
@@ -20,9 +20,9 @@ class Stop(Exception):
     """An exception that ends the loop.
 
     Args:
-      reason: `stopped` of the result.
-      problem: `problem` of the result.
-      summary: the problem in short, with a remedy.
+      reason: value of `Result.stopped`.
+      problem: value of `Result.problem`.
+      summary: short description of the problem, with a remedy.
     """
 
     def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
@@ -45,12 +45,12 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
 def non_finite(
     report: Report, after: RunState, step: int, failed_step: int, settings: RunSettings, layout: Layout
 ) -> Stop:
-    """Return the stop after a chunk with values that are not finite, which names the metrics and leaves.
+    """Return a `Stop` for a chunk with values that are not finite, which names the metrics and leaves concerned.
 
     Args:
-      report: report of the chunk, as numpy.
+      report: report of the chunk, as numpy arrays.
       after: state after the chunk, without buffers.
-      step: environment steps of that state.
+      step: environment steps at that state.
       failed_step: environment steps after the first iteration with such a value.
       settings, layout: settings and layout of the run.
     """
@@ -73,12 +73,12 @@ def non_finite(
 
 
 def _environment(places, failed_step, settings, layout):
-    """Return text on the environment that returned the first such value, or "" if an action was not finite before."""
+    """Describe the environment that first returned NaN or infinity; return "" if an action was not finite before."""
     name = max(places, key=lambda name: (places[name], not name.startswith("action")), default="action")
     place, envs, agents = places.get(name, 0) - 1, layout.num_envs, layout.spec.num_agents
     if place <= 0 or name.startswith("action"):
         return ""
-    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know its index
+    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know the index
         return f"an environment returned NaN or infinity as {name}; "
     env, agent = divmod(-place % envs, agents)
     who = f"environment {env} (index from 0" + (f", agent {agent}" if agents > 1 else "")

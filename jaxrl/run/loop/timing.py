@@ -1,11 +1,11 @@
-"""Timing of the parts of a run. Nothing here imports JAX."""
+"""Timing of the parts of a run. This module does not import JAX."""
 
 import time
 from collections.abc import Callable, Mapping
 
 # import: from the start of the command to the run, including creating the environment and loading a dataset; compile:
-# until the first chunk and the first evaluation can run, including creating the initial state; start: the same if all
-# programs were in the cache; restore: reading a checkpoint; other: callbacks, logging, and the rest.
+# until the first chunk and the first evaluation can run, including creating the initial state; start: the same time as
+# compile, if all programs were in the cache; restore: reading a checkpoint; other: callbacks, logging, and the rest.
 PARTS = ("import", "start", "compile", "restore", "train", "evaluate", "save", "other")
 _NOTES = {"start": " (programs loaded from the cache)"}
 
@@ -13,17 +13,17 @@ _command: list[float] = []  # start time of the command, until its run begins
 
 
 def command_begins() -> None:
-    """Start to count the import time of a command's run."""
+    """Start measuring the import time of a command that will start a run."""
     _command[:] = [time.monotonic()]
 
 
 def is_for_a_command() -> bool:
-    """Return whether this process runs a command whose run has not begun."""
+    """Return whether this process executes a command whose run has not begun."""
     return bool(_command)
 
 
 class Laps:
-    """A clock that attributes every second to one of `PARTS`; for one thread.
+    """A clock that attributes every second to one of `PARTS`; to be used in only one thread.
 
     Attributes:
       seconds: seconds by part.
@@ -37,7 +37,7 @@ class Laps:
             self.seconds["import"] = self.began - _command.pop()
 
     def lap(self, part: str, until: float | None = None) -> float:
-        """Add the time since the last lap to `part`, and return it.
+        """Add the time since the last lap to `part`, and return this time.
 
         Args:
           part: one of `PARTS`.
@@ -49,7 +49,7 @@ class Laps:
         return took
 
     def move(self, seconds: float, source: str, to: str) -> None:
-        """Move seconds from one part to another, at most those it has."""
+        """Move `seconds`, or all seconds if there are fewer, from the part `source` to the part `to`."""
         seconds = min(seconds, self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[to] += seconds
@@ -82,7 +82,7 @@ class ChunkTimes:
         Args:
           iterations: iterations of the chunk.
           ended: time of the clock at its end.
-          actors: metrics of host actors at its end: "batches_at_hand", and "compiled" if a later chunk may compile.
+          actors: metrics of host actors at that time: "batches_at_hand", and "compiled" if a later chunk may compile.
         """
         first = not self._first
         seconds = self._laps.lap("compile" if first else "train", until=ended)
@@ -108,7 +108,7 @@ class ChunkTimes:
         """Move the estimated training time of the first chunk from compiling to training.
 
         Args:
-          all_loaded: whether all programs were in the cache, so that the rest of compiling counts as start.
+          all_loaded: whether all programs were in the cache, so that the remaining compile time counts as "start".
         """
         self._laps.move(self._first * (self._seconds / max(self._iterations, 1)), "compile", "train")
         if all_loaded:

@@ -83,14 +83,14 @@ def default_episodes(env: Environment | HostRecipe) -> int:
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """Return the number of environments, in whole groups of agents, and of episodes in each, `episodes` in total."""
+    """Return the number of environments, a multiple of `agents`, and of episodes in each, for `episodes` in total."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
 
 
 def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
-    """Return one line if the argument `name` is too large a number of episodes."""
+    """Return one line if `episodes`, which the message calls `name`, is too large."""
     num_envs, quota = layout(episodes, num_envs)
     most = (2**31 - 1) // (max_steps + 1)  # episodes per environment, whose steps are counted in 32 bits
     if quota <= most:
@@ -114,16 +114,16 @@ def evaluate(
     step_timeout: float = STEP_TIMEOUT,
     opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
-    """Evaluate a policy on complete episodes, the same number in every environment, so that length causes no bias.
+    """Evaluate a policy on complete episodes, as many in every environment, so that their length causes no bias.
 
     Args:
-      algo: the algorithm, its schedules resolved.
-      actor: the actor state; its statistics stay frozen.
+      algo: the algorithm, with resolved schedules.
+      actor: the actor state, whose statistics stay frozen.
       env: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment, class or
         function.
       spec: spec of the environment that the policy was trained on.
-      seed: seed of episodes and of action sampling; training with the same seed has other episodes, but the evaluations
-        of a run with this seed have the same ones. Evaluate a policy that they selected with another seed
+      seed: seed of the episodes and of action sampling. A run with this seed has the same episodes in its evaluations,
+        but other episodes in training. If evaluations selected the policy, use another seed than theirs
         (`jaxrl.core.keys.held_out_seed`).
       episodes: number of episodes, rounded up to a multiple of the environments.
       num_envs: number of environments; None: the number of episodes, at most 128.
@@ -184,7 +184,7 @@ def compile_evaluation(
     Args:
       algo, actor: as for `evaluate`, or their shapes and shardings.
       env, spec, seed, episodes, explore: as for `evaluate`.
-      place: function that places arrays on the actor's devices; None: they are read from its arrays.
+      place: function that places arrays on the actor's devices; None: use the devices of the actor's arrays.
     """
     num_envs, quota = layout(episodes, agents=num_agents(env))
     place = functools.partial(_on_devices_of, actor) if place is None else place
@@ -205,7 +205,7 @@ def _steps_in_all(max_steps, quota):
 
 
 def _on_devices_of(actor, tree):
-    """Return `tree` on the devices of the actor, so that the call that needs it does not move it."""
+    """Return `tree` on the devices of the actor, so that the compiled call does not have to move it."""
     held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
     return jax.device_put(tree, held[0] if held else None)
 
@@ -245,7 +245,8 @@ def play(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Play `quota` episodes in each of `num_envs` environments; a pure function.
 
-    All evaluations of a policy use it, so that the same seed gives the same episodes, which differ from training.
+    All evaluations use this function, so that the same seed gives the same episodes, which differ from those of
+    training.
 
     Args:
       algo, actor, env, spec, num_envs, quota, explore: as for `evaluate`.
@@ -253,7 +254,7 @@ def play(
       max_steps: as for `evaluate`, int32.
 
     Returns:
-      Returns and lengths, each (quota, num_envs), and the number of episodes filled in, (num_envs,).
+      Returns and lengths of shape (quota, num_envs), and the number of ended episodes of shape (num_envs,).
     """
     env_index = jnp.arange(num_envs, dtype=jnp.int32)
     key, limit = keys.evaluation_key(key), _steps_in_all(max_steps, quota)
@@ -279,7 +280,7 @@ _play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 @jax.jit
 def _record_rollout(scores, timesteps):
-    """Return the scores with the episodes that ended at time steps after an action."""
+    """Return the scores with the episodes that ended after an action of a rollout."""
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 

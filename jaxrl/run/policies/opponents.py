@@ -29,7 +29,7 @@ from jaxrl.run.policies.policy import Policy
 
 
 class RandomActions(struct.PyTreeNode):
-    """A policy that samples uniformly from the allowed actions, or from the space for boxes."""
+    """A policy that samples uniformly from the allowed actions or, for `Box` actions, from the space."""
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
@@ -41,7 +41,7 @@ class RandomActions(struct.PyTreeNode):
 
 
 def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTree:
-    """Return random allowed actions `[B, ...]`."""
+    """Return random allowed actions of shape [B, ...]."""
     if isinstance(space, spaces.Composite):
         masks = masks_of_parts(space, mask)
         parts = {
@@ -57,10 +57,10 @@ def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTre
 class Opposed(struct.PyTreeNode):
     """A policy that acts with one algorithm for one agent of each environment, and with another for the others.
 
-    It is agent k in the k-th environment, modulo the number of agents.
+    In environment k, `algo` acts for agent k modulo the number of agents.
 
     Args:
-      algo, opponent: the algorithms, their schedules resolved; the parameters of an actor state are the two actors.
+      algo, opponent: the two algorithms, with resolved schedules; `params` of the actor state has both actor states.
       num_agents: agents per environment.
     """
 
@@ -87,7 +87,7 @@ class Opposed(struct.PyTreeNode):
 
 
 def evaluated_rows(rows: int, num_agents: int) -> np.ndarray:
-    """Return a mask of the rows of a batch for which the evaluated policy acts, bool [rows]."""
+    """Return a bool mask [rows] that is true in the rows of a batch for which the evaluated policy acts."""
     index = np.arange(rows)
     return index % num_agents == index // num_agents % num_agents
 
@@ -96,7 +96,7 @@ def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
     """Return an opponent as a policy, or None for "random"; a path is the directory of a run.
 
     Raises:
-      ConfigError: `opponent` is of another kind, or its directory does not contain a run.
+      ConfigError: `opponent` has another type, or the directory does not contain a run.
       CheckpointError: the run has no sound checkpoint.
     """
     if isinstance(opponent, Policy) or opponent == "random":

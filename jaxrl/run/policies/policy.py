@@ -29,17 +29,17 @@ class Memory(struct.PyTreeNode):
 
 
 class Policy:
-    """A policy for one observation or a batch, in numpy or JAX, with all parameters and statistics frozen.
+    """A policy with frozen parameters and statistics, for single observations or batches in numpy or JAX.
 
         action, carry = policy(observation)
         action, carry = policy(observation, carry, first=timestep.first, reward=timestep.reward)
 
     Attributes:
-      algo: the algorithm, its schedules resolved.
+      algo: the algorithm, with resolved schedules.
       actor: parameters and frozen statistics.
       acting: `algo` and `actor` with their arrays on one device, as used by calls and exports.
-      spec: spec of the environment that it was trained on.
-      env: the environment that it was trained on; None for an unpickled policy.
+      spec: spec of the environment that the policy was trained on.
+      env: the environment that the policy was trained on; None for an unpickled policy.
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
@@ -104,14 +104,14 @@ class Policy:
         Args:
           observation: one observation of `spec.observation_space`, or a batch with one leading axis.
           carry: the carry that the previous call returned; None at the beginning of an episode.
-          key: a key to sample with (`jax.random.key`), as in training; None: take the best action.
-          first: whether an episode begins, bool, or one value per batch entry. None: true if `carry` is None.
-          reward: the reward of the previous action, for networks that read it.
-          action_mask: bool, True for allowed actions, if the environment has a mask.
+          key: a key (`jax.random.key`) to sample an action as in training; None: take the best action.
+          first: whether an episode begins, as a bool or one bool per batch entry. None: True if `carry` is None.
+          reward: the reward of the previous action, for networks that use it as an input.
+          action_mask: bool arrays, True for allowed actions, if the environment has action masks.
 
         Observations that are not JAX arrays, and the actions for them, are in the environment's format: for a policy
-        that was trained in Gymnasium, elements of the environment's own spaces, whose integers may start at a number
-        other than 0. JAX observations and actions are elements of `spec`'s spaces.
+        that was trained in Gymnasium, elements of the Gymnasium spaces, whose integers may start at a number other than
+        0. JAX observations and actions are elements of the spaces of `spec`.
 
         Returns:
           The action: a JAX array for a JAX observation; otherwise a numpy array of the environment's dtype, or an `int`
@@ -119,8 +119,8 @@ class Policy:
           these. The carry consists of JAX arrays.
 
         Raises:
-          ConfigError: the observation's shape or dtype differs from that of the training environment, it is outside a
-            space of integers that does not start at 0, or another argument does not match it.
+          ConfigError: the observation's shape or dtype differs from that of the training environment, the observation
+            is outside a space of integers that does not start at 0, or another argument does not match the observation.
         """
         space = self.spec.observation_space
         observation = native.named_parts(space, observation)
@@ -169,13 +169,13 @@ def act_once(
     keys: Any,
     explore: bool,
 ) -> tuple[PyTree, Memory]:
-    """Return the actions for a batch, elements of `spec.action_space` `[B, ...]`, and the next memory; a pure function.
+    """Return a batch of actions in `spec.action_space`, of shape [B, ...], and the next memory; a pure function.
 
     Args:
-      algo, actor, spec: the policy's.
-      observation, memory, action_mask: `[B, ...]`, as in `Policy`.
-      first, reward: scalars or `[B]`.
-      keys: `[B]`; may be None if `explore` is False.
+      algo, actor, spec: attributes of the policy.
+      observation, memory, action_mask: as in `Policy`, with leaves of shape [B, ...].
+      first, reward: scalars or arrays of shape [B].
+      keys: typed keys of shape [B]; may be None if `explore` is False.
       explore: sample actions as in training, instead of taking the best.
     """
     size = jax.tree.leaves(observation)[0].shape[0]
@@ -229,7 +229,7 @@ def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
     """Return `carry` if it belongs to this policy and batch size.
 
     Raises:
-      ConfigError: it belongs to another.
+      ConfigError: the carry belongs to another policy or batch size.
     """
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
         raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass the last one it returned, or None")
@@ -256,7 +256,7 @@ def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
 
 
 def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, where: str = "action_mask") -> Any:
-    """Return a mask as arrays; everything is allowed by None, and in parts that a dictionary lacks."""
+    """Return a mask as arrays; None, and parts that are missing from a dictionary, allow all actions."""
     if mask is None:
         return None
     if isinstance(space, spaces.Composite):
@@ -272,7 +272,7 @@ def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, w
 
 
 def _checked_key(key: Any) -> jax.Array:
-    """Return a typed key; `jax.random.PRNGKey` is converted."""
+    """Return a typed key; keys from `jax.random.PRNGKey` are converted."""
     found = isinstance(key, jax.Array)
     if found and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(key)
@@ -285,7 +285,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
     """Return the size of the batch `observation`, or None for a single observation.
 
     Raises:
-      ConfigError: its shape or dtype fits neither.
+      ConfigError: the shape or dtype fits neither.
     """
     if isinstance(space, spaces.Composite):
         expected, has = [key for key, _ in space.items], type(observation).__name__

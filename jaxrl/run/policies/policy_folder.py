@@ -19,7 +19,7 @@ from jaxrl.run.directory.run_directory import FORMAT
 
 MODEL = "model.safetensors"
 _KIND = "jaxrl policy 1"  # the file's format, in its metadata
-_MOST_NAMED = 5  # problems in a message
+_MOST_NAMED = 5  # maximum number of problems in a message
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{sign[0].upper()}{bits}": f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)
 }  # fmt: skip
@@ -38,7 +38,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
       folder: the folder to write to.
       actor: the actor state.
       config: contents of the run's `config.json`.
-      step: environment steps of its training.
+      step: environment steps for which the policy was trained.
 
     Raises:
       ConfigError: a value is not finite, or has a dtype that the format does not support.
@@ -57,11 +57,11 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
 
 
 def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
-    """Read an actor state and its step, without running code from the file; shapes are checked before arrays are read.
+    """Read an actor state and its step. No code from the file is run, and shapes are checked before arrays are read.
 
     Args:
       folder: the folder to read.
-      template: shapes and dtypes according to config.json.
+      template: actor state with the shapes and dtypes that follow from config.json.
 
     Raises:
       ConfigError: the file is damaged, or does not match config.json.
@@ -89,7 +89,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
     _check_finite(str(path), arrays)
     step = metadata.get("step", "")
     if not (step.isascii() and step.isdecimal() and len(step) < 19):
-        raise ConfigError(f"{path} has step={step!r:.40} in its metadata, which must be a number of steps")
+        raise ConfigError(f"the metadata of {path} has step={step!r:.40}; it must be a number of steps")
     leaves = [jax.numpy.asarray(arrays[name]) for name in expected]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), int(step)
 

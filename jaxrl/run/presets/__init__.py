@@ -1,9 +1,9 @@
-"""Published settings by name, each with its source, in the TOML files of this folder, one per source.
+"""Presets: published settings with a name and a source, in the TOML files of this folder (one file per source).
 
 A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
 extends: nested tables are merged, unless their `type` differs, and other values are replaced. `unset` lists settings
-that are None, as paths in `algorithm`. `{base}` in a source is the base's source. A preset contains every field that
-its source specifies, even if that is the default, so that presets do not depend on defaults
+that are None, as paths in `algorithm`. In a `source`, `{base}` stands for the source of the base. A preset contains
+every field that its source specifies, even if the value is the default, so that presets do not depend on defaults
 (`tests/golden/presets.json`).
 """
 
@@ -35,10 +35,10 @@ class Preset:
     Attributes:
       name: name for `jaxrl.preset` and `--preset`.
       algorithm: the algorithm with all its fields.
-      env: the environment of the source, "suite:name"; similar ones may be used instead.
+      env: the environment of the source, as "suite:name"; similar environments may be used instead.
       total_steps: environment steps of the source's training.
       topology: arguments of `Anakin` or `Sebulba`, including "num_envs".
-      source: source of the settings, and differences from it.
+      source: source of the settings, and the differences from this source.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Preset:
 
 
 class _Presets(Mapping[str, Preset]):
-    """A mapping of the presets in TOML files, each decoded at first use."""
+    """A mapping from names to the presets in TOML files; each preset is decoded at its first use."""
 
     def __init__(self, texts: Iterable[str]):
         self._tables: dict[str, dict[str, Any]] = {}
@@ -100,12 +100,12 @@ def _merge(base, own):
 
 def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
-        raise ConfigError(f"the preset {name!r} lacks {wrong[0]!r}, or it is not one of {', '.join(sorted(_KEYS))}")
+        raise ConfigError(f"the preset {name!r}: {wrong[0]!r} is missing, or is not one of {', '.join(sorted(_KEYS))}")
     algorithm = config.decode(table["algorithm"])
     made = config.encode(algorithm)  # decoding ignores or changes some values, for the configurations of older runs
     if ignored := difference(_merge(made, table["algorithm"]), made, prefix="algorithm."):
         raise ConfigError(
-            f"the preset {name!r} has an invalid value (there -> {type(algorithm).__name__}): {ignored[0]}"
+            f"the preset {name!r} has an invalid value (in the preset -> in {type(algorithm).__name__}): {ignored[0]}"
         )
     return Preset(name, **table | {"algorithm": algorithm})
 
@@ -114,8 +114,8 @@ def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
     """Return the presets in TOML texts by name; each is checked when it is looked up.
 
     Raises:
-      ConfigError: a name is in two texts; or, when a preset is looked up, a base is missing, or its algorithm lacks a
-        key, type or value.
+      ConfigError: a name is in two texts; or, when a preset is looked up, a base is missing, or a key, type or value of
+        the preset is missing or invalid.
       tomllib.TOMLDecodeError: a text is not TOML.
     """
     return _Presets(texts)

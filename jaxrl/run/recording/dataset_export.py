@@ -53,13 +53,13 @@ def export_rlds(
 ) -> Path:
     """Write episodes of a policy as an RLDS dataset in TFDS's layout.
 
-    All environments play the same number of episodes, plus or minus one, so that length causes no bias. With the same
-    seed and number of environments, the episodes are those of `evaluate`. The dataset is written to a hidden directory
-    next to `path`, verified, and renamed. Only unfinished episodes are kept in memory.
+    All environments play the same number of episodes, plus or minus one, so that their length causes no bias. With the
+    same seed and number of environments, the episodes are those of `evaluate`. The dataset is written to a hidden
+    directory next to `path`, verified, and renamed. Only unfinished episodes are kept in memory.
 
     With several processes (`jaxrl.parallel.multihost.distributed`), each plays a part of the environments and writes to
     its own directory in `path`, such as `host-00000-of-00002`, without waiting for the others. `load_dataset` reads
-    them together.
+    these directories together.
 
     Args:
       policy: the policy of a `Result`, or from `jaxrl.load`.
@@ -68,18 +68,18 @@ def export_rlds(
       episodes: number of episodes.
       seed: seed of episodes and of action sampling.
       explore: sample actions as in training, instead of taking the best.
-      num_envs: number of environments of all processes; None: the number of episodes, at most 128 per process.
-      max_steps: maximum length; longer episodes are cut off.
+      num_envs: number of environments over all processes; None: the number of episodes, at most 128 per process.
+      max_steps: maximum length of an episode; longer episodes are cut off.
       policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
-      file_format: "array_record", or "tfrecord" for programs that read only that.
+      file_format: "array_record", or "tfrecord" for programs that support only this format.
       progress: show a progress bar.
 
     Returns:
       The path.
 
     Raises:
-      ConfigError: `path` exists, the environment differs from the policy's, or it returns arrays that cannot be stored
-        bit for bit (the message names them).
+      ConfigError: `path` exists, the spaces of the environment differ from the policy's, or the environment returns
+        arrays that cannot be stored bit for bit (the message names them).
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -111,10 +111,10 @@ def export_minari(
     env_spec: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Write episodes of a policy as a Minari dataset, the same episodes as `export_rlds`.
+    """Write the same episodes of a policy as `export_rlds`, as a Minari dataset.
 
     Images are stored without loss. The dataset appears under its id when it is complete and verified. Only unfinished
-    episodes are kept in memory, and a few megabytes.
+    episodes, and a few megabytes of other data, are kept in memory.
 
     Args:
       policy: the policy of a `Result`, or from `jaxrl.load`.
@@ -124,11 +124,11 @@ def export_minari(
       seed: seed of episodes and of action sampling.
       explore: sample actions as in training, instead of taking the best.
       num_envs: number of environments; None: the number of episodes, at most 128.
-      max_steps: maximum length; longer episodes are cut off.
+      max_steps: maximum length of an episode; longer episodes are cut off.
       policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
       data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
         episode.
-      data_dir: directory of the datasets; None: Minari's own, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
+      data_dir: directory of the datasets; None: Minari's default, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
       env_spec: id of the Gymnasium environment that `recover_environment` creates; needed for d3rlpy.
       progress: show a progress bar.
 
@@ -160,7 +160,7 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
     """Play episodes and write them."""
     process, processes = jax.process_index(), jax.process_count()
     if min(episodes, num_envs or episodes) < processes:
-        raise ConfigError(f"episodes={episodes} and num_envs={num_envs} must be at least the {processes} processes")
+        raise ConfigError(f"episodes={episodes} and num_envs={num_envs} must be at least {processes}, one per process")
     env, seed = envs.prepared(env), checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
@@ -199,7 +199,7 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
 
 
 def provenance(algo: Algorithm, env: Environment | HostRecipe, seed: int) -> dict[str, Any]:
-    """Return metadata on the origin of episodes, with a hash of the algorithm's and the environment's settings."""
+    """Return metadata on the origin of episodes, including a hash of the settings of algorithm and environment."""
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
     return {
         "algorithm": type(algo).__name__,

@@ -1,4 +1,4 @@
-"""Streams of rows of a policy's steps in an environment."""
+"""Streams of rows that contain the steps of a policy in an environment."""
 
 from collections.abc import Generator
 from functools import partial
@@ -14,21 +14,21 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 from jaxrl.run.policies.policy import Policy
 
-_CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # over all environments; per environment
+_CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # limits of a chunk: bytes over all environments, and rows per environment
 
 
 def play(
     policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
 ) -> Generator[Trajectory, None, None]:
-    """Yield consecutive rows `[T, B, ...]` of the episodes of `evaluate`, without end.
+    """Yield consecutive rows of shape [T, B, ...] from the same episodes as in `evaluate`, without end.
 
-    JAX environments run in one compiled program per chunk of rows, and the next runs while the caller processes the
-    previous one. Host environments are closed with the iterator.
+    JAX environments run in one compiled call per chunk of rows, and the next chunk runs while the caller processes the
+    previous one. Host environments are closed when the generator is closed.
 
     Args:
       policy, env, seed, explore: as for `evaluate`.
-      env_index: consecutive indices `[B]` of the environments to play, out of `all_envs`.
-      all_envs: number of environments of all processes.
+      env_index: consecutive indices of the environments to play, out of `all_envs`, of shape [B].
+      all_envs: number of environments over all processes.
     """
     num_envs, first_env = len(env_index), int(env_index[0])
     length = _length(policy, num_envs)

@@ -2,12 +2,12 @@
 
 A recording is a directory of parts. Each part is a complete dataset, which appears when it is closed at a checkpoint:
 
-    recording.json                 the run that it belongs to
+    recording.json                 the run that the recording belongs to
     part-000000000000/             episodes that ended before the first checkpoint
     part-000000051200/             episodes that ended between step 51,200 and the next checkpoint
 
 A resumed run deletes the parts that began at its checkpoint or later, and records them again. With several processes,
-each has such a directory for its own environments, `host-00001-of-00002`.
+each process has such a directory for its own environments, for example `host-00001-of-00002`.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Record:
       path: the directory to create.
       every: record every n-th episode. With at least n environments, these are all episodes of every n-th environment,
         and the data of the others does not leave the device.
-      max_steps: maximum length; longer episodes are cut off.
+      max_steps: maximum length of an episode; longer episodes are cut off.
     """
 
     path: str | os.PathLike
@@ -92,7 +92,7 @@ class Record:
         if run_dir is None or owner != _relative(run_dir, folder):
             raise ConfigError(f"{where} contains the recording of another run; {remedy}")
         if not overwrite and not (files.expand(run_dir) / "config.json").exists():
-            raise ConfigError(f"{where} contains the recording of a run without its directory {run_dir}; {remedy}")
+            raise ConfigError(f"{where} contains a recording of a run whose directory {run_dir} is missing; {remedy}")
         others = [one for one in folder.iterdir() if one.is_symlink()]
         others += [one for one in folder.glob(f"{_PART}[0-9]*") if not (one / "dataset_info.json").exists()]
         if others:
@@ -100,12 +100,12 @@ class Record:
 
 
 class Recorder:
-    """A writer of the recording of one run, in a separate thread; `close` must be called.
+    """A writer of one run's recording, which writes in a separate thread; `close` must be called.
 
     Args:
       record: the settings, already checked.
       recorded: the recorded environments.
-      algo, env, seed: those of the run, for the metadata.
+      algo, env, seed: algorithm, environment and seed of the run, for the metadata.
       run_dir: the run directory; None: the run cannot be resumed.
     """
 
@@ -131,7 +131,7 @@ class Recorder:
         self._pending: BackgroundTask | None = None
 
     def begin(self, step: int) -> None:
-        """Begin or continue the recording at `step`, and delete parts that began there or later.
+        """Begin or continue the recording at `step`, and delete parts that began at this step or later.
 
         Raises:
           RecordingError: files could not be written or deleted.
@@ -144,7 +144,7 @@ class Recorder:
         files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
-                path.rename(path.with_name(f".{path.name}.removed"))  # so that partly deleted parts lose their names
+                path.rename(path.with_name(f".{path.name}.removed"))  # so that no part is left partly deleted
         for path in self._folder.glob(f".{_PART}[0-9]*"):
             shutil.rmtree(path)
 
@@ -158,7 +158,7 @@ class Recorder:
         self._pending = BackgroundTask(lambda: self._write(self._cutter.add(*fetch())), "recorder")
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Complete the part with the episodes up to `step`; if the run is `ending`, unfinished ones are cut off.
+        """Complete the part with the episodes up to `step`; if `ending`, unfinished episodes are cut off and included.
 
         Raises:
           RecordingError: the part could not be written.
@@ -208,12 +208,12 @@ class Recorder:
 
 
 def _relative(run_dir, folder):
-    """Return the run directory relative to the recording, so that both can be moved together."""
+    """Return the path of the run directory relative to the recording, so that they can be moved together."""
     return os.path.relpath(os.path.realpath(run_dir), os.path.realpath(folder))
 
 
 def _example(spec: EnvSpec) -> Episode:
-    """Return an episode of zeros with the shapes and dtypes of recorded ones."""
+    """Return an episode of zeros with the shapes and dtypes of recorded episodes."""
     both = spec.observation_space, spec.action_space
     shapes = jax.eval_shape(lambda: tuple(spaces.named(spaces.zeros(space)) for space in both))
     observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)

@@ -33,7 +33,7 @@ from jaxrl.run.policies.policy import Policy
 
 _CAPTION = 16  # height in pixels of the caption below every frame
 _SIDE = 240  # maximum width and height in pixels of a host environment's frame
-_MOST_A_SECOND = 20  # frames per second of a host environment, which draws slowly
+_MOST_A_SECOND = 20  # maximum frames per second of a host environment, because drawing is slow
 
 
 @interruptible
@@ -52,29 +52,29 @@ def render(
     The JAX environments that can be drawn are CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax,
     every brax environment, all environments with image observations, and those registered with
     `jaxrl.envs.drawings.register`. A brax page loads its viewer from the network when it is opened. Environments of
-    Gymnasium and EnvPool draw themselves; some of Gymnasium's need a package (pygame for classic control).
+    Gymnasium and EnvPool draw themselves; some in Gymnasium need another package (pygame for classic control).
 
     Args:
       policy: the policy of a `Result`, or from `jaxrl.load`.
       env: an environment from `jaxrl.make`, or its name, with the spaces that the policy was trained on. None: the
         training environment.
       path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created,
-        and an episode that jaxrl wrote is replaced. None: episode.gif or episode.html in the working directory.
+        and a file that jaxrl wrote is replaced. None: episode.gif or episode.html in the working directory.
       seed: seed of the episode, the same as the first of `evaluate(..., seed=seed)`.
-      max_steps: maximum length; longer episodes are cut off.
+      max_steps: maximum length of the episode; a longer episode is cut off.
       explore: sample actions as in training, instead of taking the best.
 
     Returns:
       The path.
 
     Raises:
-      ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's or is
-        unknown; or the path has another suffix, or is a file that jaxrl did not write.
+      ConfigError: the environment cannot be drawn (the message names those that can), is unknown, or has other spaces
+        than the policy; or the path has another suffix, or is a file that jaxrl did not write.
       MissingExtraError: the file is an MP4, and `jaxrl[video]` is not installed.
     """
     where = policy.env if env is None else env
     if where is None:
-        raise ConfigError(f"env=None, but an unpickled policy has no environment; pass one, as {policy.spec.name!r}")
+        raise ConfigError(f"env=None, but an unpickled policy has no environment; pass {policy.spec.name!r} or similar")
     env = envs.prepared(where)
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
@@ -102,10 +102,10 @@ def suffix_of(env: Environment | HostRecipe) -> str:
 
 
 def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
-    """Check that `render` can draw `env`, for a host environment by drawing it once.
+    """Check that `render` can draw `env`; a host environment is drawn once.
 
     Raises:
-      ConfigError: it cannot be drawn, or its spaces differ from those of `spec`.
+      ConfigError: the environment cannot be drawn, or its spaces differ from those of `spec`.
     """
     check_spaces(spec, env)
     if isinstance(env, Environment):
@@ -138,7 +138,7 @@ def _checked_path(path, env):
 
 
 def _part(state: PyTree, structure: Any) -> PyTree:
-    """Return the part of `state` that has `structure`, because wrappers have the wrapped state in their own."""
+    """Return the part of `state` that has the tree structure `structure`; wrappers nest the wrapped state in theirs."""
 
     def found(part):
         return jax.tree.structure(part) == structure
@@ -150,7 +150,7 @@ def _part(state: PyTree, structure: Any) -> PyTree:
 
 
 def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
-    """Return the view of every time step of one episode, as numpy, and the return up to each."""
+    """Play one episode; return the view of every time step, as numpy arrays, and the return up to that time step."""
     key = keys.evaluation_key(keys.root_key(seed))
     played = _play(
         policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
@@ -202,7 +202,7 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
     host = _built(env, seed)
     steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
     try:
-        # More frames per second are not visible.
+        # Draw fewer frames if the environment has more per second than are visible.
         every = max(1, math.ceil(host.frames_per_second / _MOST_A_SECOND))
         acting = steps.begin(policy.algo, host.reset(), key, jnp.zeros((1,), jnp.int32))
         frames = [_photographed(host, acting.timestep, 0)]
@@ -251,7 +251,7 @@ def _av():
 
 
 def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    width, height = (size - size % 2 for size in frames[0].size)  # 4:2:0 needs even sizes
+    width, height = (size - size % 2 for size in frames[0].size)  # 4:2:0 subsampling needs even sizes
     frames = frames + frames[-1:] * round(per_second)  # pause at the end
     with files.replacing(path, "wb") as file, _av().open(file, "w", format="mp4") as video:
         video.metadata["comment"] = ownership.MARK
@@ -264,7 +264,7 @@ def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None
 
 
 def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None:
-    # GIF durations are in hundredths of a second, and viewers slow down frames shorter than two.
+    # GIF durations are in hundredths of a second, and viewers slow down frames that are shorter than two hundredths.
     hundredths = max(2, round(100 / per_second))
     durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # pause at the end
     first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
@@ -282,7 +282,7 @@ def _brax_page(base: Any, states: list[PyTree]) -> str:
     from jaxrl.envs import brax
 
     env = brax.foreign(base.key)
-    assert isinstance(env, PipelineEnv)  # all of brax's environments are
+    assert isinstance(env, PipelineEnv)  # true for all environments of brax
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return html.render(system, states)

@@ -32,7 +32,7 @@ from jaxrl.run.directory.checkpoint import read_manifest
 from jaxrl.run.directory.loading import load_run
 from jaxrl.run.recording.dataset_export import provenance
 
-# The step of the first row, and consecutive rows [T + 1, ...] of one episode; oldest first.
+# Pairs, oldest first: the step of the first row, and consecutive rows of one episode, of shape [T + 1, ...].
 Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
 
 
@@ -50,17 +50,17 @@ def export_replay(
     """Write the episodes in a replay buffer as an RLDS dataset, oldest first for every environment.
 
     For a ring, episodes whose first transitions were overwritten are left out. For a table, and for a view of a ring's
-    rows, every item is written: consecutive items of an episode are joined into one, which is "cut off" at its last
-    step unless the episode ends there. A table's item of n steps stores only the first and the last observation; if no
-    item begins at its next step, and the episode continues, it is left out with a warning.
+    rows, every item is written: consecutive items of an episode are joined into one written episode, which is "cut off"
+    at its last step unless the original episode ends there. An n-step item of a table stores only its first and last
+    observation; if no item begins at its next step, and the episode continues, the item is left out with a warning.
 
     Frame stacks are rebuilt. As for `export_rlds`, `path` appears when the dataset is complete; `policy_version` is
-    the iteration of the first step.
+    the iteration of the episode's first step.
 
     Args:
       run: a `Result`, or a run directory whose checkpoints contain the replay buffer.
       path: the directory to create.
-      replay: name of a replay buffer of the algorithm, or of a view; None: the buffer, if there is only one.
+      replay: name of a replay buffer of the algorithm, or of a view; None: the only replay buffer.
       unfinished: also write a ring's unfinished episodes, as "cut off".
       step: the checkpoint to read; None: the newest.
       best: read the checkpoint with the highest evaluation instead.
@@ -140,18 +140,18 @@ def _stretches(
 def _of_ring(
     ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
 ) -> Stretches:
-    """Yield whole episodes, or with `starts`, bool [slots], the rows of the items that begin in these slots."""
+    """Yield whole episodes or, if `starts` (bool [slots]) is given, the rows of items that begin where it is true."""
     filled, reach = int(ring.filled), source.lookahead
     number = np.arange(filled)
     slot = (int(ring.cursor) - filled + number) % ring.slots
     rows = ring.rows.replace(action_mask=None, extras={})
     column = jax.tree.map(lambda x: np.asarray((np.asarray(x) if is_on_host(x) else x)[env]), rows)
     first, weight = column.first[slot], column.weight[slot]
-    began = np.maximum.accumulate(np.where(first, number, 0))  # the row at which each row's episode begins
-    known = weight[:-1] & ~first[1:]  # the next row is stored
+    began = np.maximum.accumulate(np.where(first, number, 0))  # for each row, the first row of its episode
+    known = weight[:-1] & ~first[1:]  # whether the next row of the episode is stored
     if starts is not None:
         begins = starts[slot]
-        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # their stacks are incomplete
+        begins[: frames.lookback(stack) if filled == ring.slots else 0] = False  # incomplete frame stacks
         last = np.maximum.accumulate(np.where(begins, number, -filled - reach))
         crosses = source.sequence is not None and source.sequence.end == "continue"
         known &= ((number - last < reach) & (crosses | (last >= began)))[:-1]
@@ -171,7 +171,7 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
     left = 0
     for env in range(state.ring.recent.columns):
         held = _at(items, np.nonzero((priority >= 0.0) & (items.column == env)))
-        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # step numbers may have wrapped
+        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # 32-bit step numbers may have wrapped
         if isinstance(held.batch, SequenceBatch):
             yield _of_sequences(held.batch.rows, step)
         elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
@@ -193,7 +193,7 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
 
 
 def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
-    """Yield the items [n]; consecutive items are joined."""
+    """Yield the rows of the items, of shape [n], with consecutive items joined."""
     for run in runs:
         if len(run) > 1 or items.batch.steps[run[0]] == 1:
             yield int(step[run[0]]), _joined(items, run)
@@ -202,7 +202,7 @@ def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> St
 def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
     unread: PyTree = None
     batch, last = items.batch, run[-1:]
-    one = batch.steps == 1  # the next observation of such an item is that of the next row
+    one = batch.steps == 1  # the next observation of such an item is in the next row
     discounted = batch.bootstrap.dtype != bool
     rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
     terminated = (one & (batch.bootstrap == 0))[rows]
@@ -219,7 +219,7 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
 
 
 def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Yield the rows of sequences [n, length, ...], without duplicates."""
+    """Yield the rows of sequences, of shape [n, length, ...], without duplicates."""
     item, offset = np.nonzero(rows.weight[:, :-1])
     steps, chosen = np.unique(step[item] + offset, return_index=True)
     item, offset = item[chosen], offset[chosen]
@@ -232,7 +232,7 @@ def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
 
 
 def _runs(step: np.ndarray) -> list[np.ndarray]:
-    """Return the indices [k] of each run of consecutive steps in ascending steps [n]."""
+    """Split ascending steps, of shape [n], into runs of consecutive steps; return the indices of each run."""
     places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
     return [run for run in places if len(run)]
 
@@ -272,7 +272,13 @@ def _read(items: Item) -> Item:
 
 
 def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
-    """Return a template of a source's state, with numbers for arrays; `discounted` if its rows have discounts."""
+    """Return a template of a source's replay state, with numbers instead of arrays.
+
+    Args:
+      source: the source of the algorithm.
+      spec: spec of the environment.
+      discounted: whether the stored rows have discounts.
+    """
     number: PyTree = jnp.int32(0)
     unread: PyTree = None
     observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
@@ -295,7 +301,7 @@ def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
 def _saved(
     directory: Path, step: int, sources: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[dict[str, ReplayState], Counter]:
-    """Return the replay buffers of a checkpoint in host memory, and the tick at which they were empty."""
+    """Read the replay buffers of a checkpoint into host memory, and the tick at which they were empty."""
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
     found = {match[1] for name in leaves if (match := re.match(r"buffers/([^/]+)/", name))} & sources.keys()
     number = jnp.int32(0)
@@ -311,7 +317,7 @@ def _saved(
 
     def shaped(name):
         if name not in leaves and re.fullmatch(r"buffers/[^/]+/index/priority", name):
-            return None  # a view whose items have equal priorities
+            return None  # the items of this view have equal priorities
         leaf = leaves[name]
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
