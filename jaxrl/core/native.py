@@ -89,7 +89,7 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
 
 
 def named_parts(space: spaces.Space, x: Any) -> Any:
-    """Return an element of a space, converting tuples to dictionaries with keys "0", "1" where the space is a `Dict`."""
+    """Return an element of a space, converting tuples to dictionaries (keys "0", "1") where the space is a `Dict`."""
     if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
         return x
     if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):

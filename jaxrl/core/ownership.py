@@ -17,7 +17,7 @@ _TABLE = (
     rb"return\W+evaluations\W+ended)\b"
 )
 # Patterns of the first bytes of each kind of file. Files that are appended to may be empty. Pictures and episodes from
-# versions without the mark are recognized by their sizes, resolution, palette and last delay. Other kinds have the mark.
+# versions without the mark are recognized by sizes, resolution, palette and last delay. Other kinds have the mark.
 _KINDS = {
     "brax": rb"\s*<.*(?:written by jaxrl|brax)",
     "config": rb'\s*\{(?=.*"(?:format": ?\d|type": ?"algorithm:))(?=.*"(?:algorithm|sweep|tune)": ?\{)',
