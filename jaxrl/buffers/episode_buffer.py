@@ -1,4 +1,4 @@
-"""A buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
+"""Buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
 
 Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits for
 a batch, and the environment's next episode begins in a free slot. Nothing therefore waits for the longest episode, and
@@ -37,8 +37,8 @@ class EpisodeBuffer:
 
     Args:
       source: defines the number of episodes in a batch and their maximum length.
-      num_envs: environments over all devices.
-      shards: logical shards over all devices; each contributes an equal part of every batch.
+      num_envs: number of environments over all devices.
+      shards: number of logical shards over all devices; each contributes an equal part of every batch.
       replicas: the devices, with the shards of this device.
       initial_carry: the initial carry of one environment.
     """

@@ -44,9 +44,9 @@ class FlashbaxReplay:
     Args:
       name: the source's name.
       source: only its capacity, batch size and sampler are used; see `problems` for what flashbax does not support.
-      num_envs: environments over all devices.
-      rollout_length: rows per environment stored by each `add`.
-      shards: logical shards over all devices.
+      num_envs: number of environments over all devices.
+      rollout_length: number of rows per environment that each `add` stores.
+      shards: number of logical shards over all devices.
       replicas: the devices, with the shards of this device.
     """
 

@@ -43,7 +43,7 @@ def dense(source: Replay) -> bool:
 
 
 def bounded(source: Replay) -> bool:
-    """Return whether a source is a view with a limited number of items and a remover."""
+    """Return whether a source is a view of another source's rows with a limited number of items and a remover."""
     return source.over is not None and source.remover is not None
 
 

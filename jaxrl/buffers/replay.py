@@ -115,9 +115,9 @@ class ReplayBuffer:
       name: the source's name, for errors.
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
-      num_envs: environments over all devices.
-      rollout_length: rows per environment stored by each `add`.
-      shards: logical shards over all devices.
+      num_envs: number of environments over all devices.
+      rollout_length: number of rows per environment that each `add` stores.
+      shards: number of logical shards over all devices.
       replicas: the devices, with the shards of this device.
       initial_carry: the initial carry of one environment, for sequences without a stored carry.
     """

@@ -144,7 +144,7 @@ def check_sizes(config: Any) -> None:
         if isinstance(value, dict):
             shape = value.get("shape")
             if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape):
-                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are refused elsewhere
+                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are rejected elsewhere
             waiting += value.values()
         elif isinstance(value, list):
             waiting += (item for item in value if isinstance(item, list | dict))

@@ -26,7 +26,7 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 
 @runtime_checkable
 class AsyncEnvironment(HostEnvironment, Protocol):
-    """Host environment that returns the first `batch_size` of its environments that are ready.
+    """Batch of host environments that returns the first `batch_size` environments that are ready.
 
     `async_reset` begins all episodes; after that, `recv` and `send` are called alternately from one thread. If
     `batch_size` is `num_envs`, `reset` and `step` send and receive in one call.

@@ -65,7 +65,7 @@ def owned() -> bool:
 
 
 def unblock() -> None:
-    """Unblock SIGINT in a process that was started with `blocked`, once it can handle it."""
+    """Unblock SIGINT in a process that was started within `blocked`, once this process can handle the signal."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -186,7 +186,7 @@ def _act(pipe: int) -> None:
 
 
 def _disown() -> None:
-    """Reset a forked child's handlers to Python's defaults, because the child must not handle signals as the parent."""
+    """Reset a forked child's handlers to Python's defaults, because the parent's handlers are not meant for it."""
     signal.set_wakeup_fd(-1)
     for number in ENDING:
         if signal.getsignal(number) is _note:

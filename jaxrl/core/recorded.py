@@ -21,7 +21,7 @@ class Recorded:
     """Environments whose rows are transferred from the devices with every chunk; a static compilation key.
 
     Attributes:
-      num_envs: environments over all devices and processes.
+      num_envs: number of environments over all devices and processes.
       env_index: indices of the recorded environments, ascending.
       iterations: maximum iterations per chunk, to bound the memory of its rows.
     """
@@ -32,12 +32,12 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """Select about one in `every` environments, evenly spaced, at least one per process; all if there are fewer.
+        """Select about one in `every` environments, evenly spaced, at least one per process; all if fewer exist.
 
         Args:
           every: record one in `every` episodes.
-          num_envs: environments over all devices and processes.
-          iteration_bytes: bytes of one environment's rows in one iteration.
+          num_envs: number of environments over all devices and processes.
+          iteration_bytes: size in bytes of one environment's rows in one iteration.
         """
         count = max(jax.process_count(), round(num_envs / every)) if num_envs >= every else num_envs
         env_index = tuple(number * num_envs // count for number in range(count))

@@ -52,7 +52,7 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Register jaxrl's own classes under their lower-case names or keywords, and finish them (`presentation.finish`).
+    """Register jaxrl's classes under their lower-case names or keywords, and apply `presentation.finish` to them.
 
     Raises:
       ConfigError: a name is already registered.
@@ -69,7 +69,7 @@ def register[T: Callable[..., Any]](name: str, thing: T, /) -> T: ...
 @overload
 def register[T: Callable[..., Any]](name: str, /) -> Callable[[T], T]: ...
 def register(name, thing=None, /):
-    """Register your own class or function by name, for `jaxrl.make` and for `jaxrl.load`, which reads names from files.
+    """Register a class or function under a name, for `jaxrl.make` and for `jaxrl.load`, which reads names from files.
 
         jaxrl.register("mine:Corridor-v0", Corridor)    # an environment: jaxrl.make("mine:Corridor-v0", length=5)
 

@@ -55,7 +55,7 @@ class EpisodeSums(struct.PyTreeNode):
         return self.returns / xp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
-        """Return means over completed episodes, NaN if there are none; if a game has lives, also over lives."""
+        """Return means over finished episodes, NaN if there are none; if a game has lives, also means over lives."""
         lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
         lives |= {} if self.lives is None else {"lives": self.lives.count}
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,7 +115,7 @@ class Report(struct.PyTreeNode):
         )
 
     def all_reduce(self, replicas: Replicas) -> "Report":
-        """Reduce over all devices; updates are already reduced."""
+        """Reduce a report over all devices, except its metrics of updates, which are already reduced."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
             broken=jax.tree.map(replicas.max, self.broken),

@@ -192,7 +192,7 @@ def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
 
 @contextlib.contextmanager
 def on(part: str) -> Generator[None]:
-    """Assign the cores of `part` permanently to threads and processes started by the caller's thread within the block.
+    """Assign the cores of `part` to threads and processes that the caller's thread starts in the block, permanently.
 
     Args:
       part: one of `PARTS`.
@@ -203,7 +203,7 @@ def on(part: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int] | None) -> Generator[None]:
-    """Assign these cores to threads and processes started by the caller's thread within the block; None: unchanged."""
+    """Assign cores to threads and processes that the caller's thread starts in the block; None changes nothing."""
     if not cores:
         yield
         return
@@ -216,7 +216,7 @@ def on_cores(cores: Collection[int] | None) -> Generator[None]:
 
 
 def limit_worker(process: int) -> None:
-    """Limit the memory of a worker process, by its process id, to the applied `worker_memory`."""
+    """Limit the memory of the worker process with id `process` to the applied `worker_memory`."""
     limit = _applied.worker_bytes
     if limit is not None:
         import resource  # not available on Windows

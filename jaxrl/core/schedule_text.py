@@ -16,7 +16,7 @@ COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential":
 
 
 def split(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """Parse a number, or the name of a schedule and its numbers in the given order.
+    """Parse text into a number, or into a schedule's name and numbers, in the given order.
 
     The schedule's class checks whether the numbers are valid, for example increasing boundaries.
 

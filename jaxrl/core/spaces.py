@@ -1,4 +1,4 @@
-"""Spaces of observations and actions. Immutable and hashable, hence static under `jit`."""
+"""Spaces of observations and actions. They are immutable and hashable, and thus static under `jit`."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ def is_bounded_shape(shape: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
-    """Arrays within bounds.
+    """Space of arrays within bounds.
 
     Args:
       low, high: bounds, scalars or arrays that broadcast to `shape`; `-inf` and `inf` for unbounded floats.
@@ -112,7 +112,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """The integers from 0 to n - 1.
+    """Space of the integers from 0 to n - 1.
 
     Raises:
       ConfigError: `n` is not from 1 to 2^31 - 1, or the dtype is not an integer type or cannot represent n - 1.
@@ -139,7 +139,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Vectors of integers, the i-th from 0 to nvec[i] - 1.
+    """Space of vectors of integers, the i-th from 0 to nvec[i] - 1.
 
     Raises:
       ConfigError: `nvec` is not a vector, one of its numbers is not from 1 to 2^31 - 1, or the dtype is not an integer
@@ -173,7 +173,7 @@ class MultiDiscrete:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Dict:
-    """Named spaces; an element is a dictionary with the same keys, in sorted order as in JAX."""
+    """Dictionary of spaces; an element is a dictionary with the same keys, in sorted order as in JAX."""
 
     items: tuple[tuple[str, "Space"], ...]
 

@@ -1,4 +1,4 @@
-"""Modules of environment suites: jaxrl's own, and those declared by installed distributions.
+"""Modules of environment suites: jaxrl's suites, and suites declared by installed distributions.
 
 A distribution declares a suite as an entry point, in its `pyproject.toml`:
 
@@ -24,7 +24,7 @@ GROUP = "jaxrl.suites"
 
 
 class Own(NamedTuple):
-    """One of jaxrl's own suites.
+    """Description of one of jaxrl's suites.
 
     Attributes:
       module: the module of its adapter.
@@ -93,7 +93,7 @@ def declared() -> dict[str, list["EntryPoint"]]:
 
 
 def exists(suite: Any) -> bool:
-    """Return whether a suite is jaxrl's own or installed."""
+    """Return whether a suite is one of jaxrl's or is installed."""
     return suite in SUITES or suite in declared()
 
 

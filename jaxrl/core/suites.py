@@ -67,7 +67,7 @@ def _need(suite, what):
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """Return the suite and the name within it for jaxrl's own and installed suites; None for a registered environment.
+    """Return the suite and the rest of a name, for jaxrl's and installed suites; None for a registered environment.
 
     Args:
       name: "suite:name".

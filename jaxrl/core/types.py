@@ -55,7 +55,7 @@ class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Output of an environment at one step; reward and endings are those that *arrived with* the observation."""
+    """Output of an environment at one step; the reward and ending are those that *arrived with* the observation."""
 
     observation: PyTree
     reward: Array  # float32; 0 where first
@@ -190,7 +190,7 @@ class HasSpaces(Protocol):
 
 @runtime_checkable
 class Environment(HasSpaces, Protocol):
-    """One environment in JAX, as pure functions; `jax.vmap` batches it.
+    """Single environment in JAX, as pure functions that `jax.vmap` can batch.
 
     An environment is itself a pytree whose leaves are its physical parameters. If `resets` is True, as for environments
     from `jaxrl.make`, a `step` past the end of an episode (from a time step that was `last`) ignores the action and
@@ -305,10 +305,10 @@ TRANSITION_INPUTS = frozenset({"observation", "action_mask"})
 
 @runtime_checkable
 class Network(Protocol):
-    """Network as a pair of pure functions over a parameter tree; frozen and hashable itself.
+    """Network, as pure functions of a parameter tree; the network itself is frozen and hashable.
 
-    State other than parameters, such as the running statistics of batch normalization, is its `model_state`, a pytree
-    of arrays; `()` for most networks. Its floats are averaged over replicas.
+    State other than parameters, such as the running statistics of batch normalization, is in `model_state`, a pytree of
+    arrays; `()` for most networks. The floats in `model_state` are averaged over replicas.
     """
 
     @property
@@ -378,10 +378,10 @@ class ValueNetwork(Network, Protocol):
 
 
 class SampleInfo(struct.PyTreeNode):
-    """Sampling statistics of a replay's items, `[batch]`; an algorithm returns new priorities in this order.
+    """Sampling statistics of a batch's items, `[batch]`; an algorithm returns new priorities in the same order.
 
     `position` and `step` identify an item by its storage position and its row. Once the row is overwritten, a new
-    priority for it is dropped.
+    priority for the item is dropped.
     """
 
     position: jax.Array  # int32, over all logical shards, concatenated
@@ -464,7 +464,7 @@ class ActorState(struct.PyTreeNode):
 
 
 class ActorOutput(struct.PyTreeNode):
-    """Output of acting at one time step, `[environment, ...]`."""
+    """Output of acting at one time step, with leaves `[environment, ...]`."""
 
     action: PyTree
     carry: Carry
@@ -479,7 +479,7 @@ class UpdateInfo(struct.PyTreeNode):
 
 
 class Replicas(Protocol):
-    """Reductions over devices that a topology passes to `update`; the identity on one device.
+    """Reductions over devices, passed to `update` by a topology; on one device, they are the identity.
 
     A *shard* is one of a fixed number of logical groups of environments; minibatches are formed within shards, so their
     content does not depend on the number of devices. This device holds `shards` of them, numbered `first_shard,
@@ -512,7 +512,7 @@ class Replicas(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
+    """Algorithm: losses, targets and exploration as pure functions of a frozen pytree, whose leaves are its numbers.
 
     Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees only
     numbers.
