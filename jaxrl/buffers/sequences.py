@@ -55,7 +55,7 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
             # Begin wherever a recurrent state is known: a stored one, or the initial one at an episode's beginning.
             grid = (start % rollout == 0)[:, None] | ring.take_all(ring.rows.first, start)
             short = (step < sequence.period) | (length > longest - sequence.period)
-            return grid & (full | (short & (length > sequence.burn_in + 1)))  # at least a transition
+            return grid & (full | (short & (length > sequence.burn_in + 1)))  # a transition after burn-in
         grid = step % sequence.period == 0
         if sequence.end == "write":
             ends = ~ring.take_all(ring.rows.weight, slot[longest - 1 :])

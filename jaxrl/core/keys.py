@@ -27,7 +27,7 @@ def root_key(seed: int) -> jax.Array:
     """
     high, low = divmod(checked_seed("seed", seed), 1 << 32)
     key = jax.random.key(low)
-    if high:  # every algorithm's key has these two words, once or twice
+    if high:  # keys of every algorithm consist of these two words, once or twice
         words = jax.random.key_data(key).reshape(-1, 2).at[:, 0].set(np.uint32(high))
         key = jax.random.wrap_key_data(words.reshape(-1), impl=jax.random.key_impl(key))
     return unrolled(key)

@@ -130,7 +130,7 @@ def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> 
 
 
 def amount_problems(**amounts: float) -> list[str]:
-    """Return one line per named number that is not finite and at least 0: `cpus_per_run=0.5`."""
+    """Return one line per named number that is negative or not finite: `cpus_per_run=0.5`."""
     return [what for name, amount in amounts.items() for what in number_problems(name, amount, {"low": 0})]
 
 

@@ -51,7 +51,7 @@ def check_fits(native: Sequence[Native], space: spaces.Space) -> None:
     """Raise a ConfigError unless there is a native space of the same shape for every leaf of `space`."""
     shapes = [leaf.shape for leaf in spaces.leaves(space)]
     if [one.shape for one in native] != shapes:
-        raise ConfigError(f"native spaces of shapes {[one.shape for one in native]} for a space of {shapes}")
+        raise ConfigError(f"native spaces have shapes {[one.shape for one in native]}; the space needs {shapes}")
 
 
 def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any]:

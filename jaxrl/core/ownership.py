@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 
-MARK = "written by jaxrl"  # in files whose format does not identify the writer
+MARK = "written by jaxrl"  # text in files whose format does not identify the program that wrote them
 
 _TABLE = (
     rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
@@ -116,7 +116,7 @@ def check_output(path: Path, kind: str) -> None:
       kind: see `is_own`.
 
     Raises:
-      ConfigError: jaxrl did not write the existing file at `path`.
+      ConfigError: the path exists, but jaxrl did not write a file of this kind there.
     """
     if os.path.lexists(path) and not is_own(path, kind):
         raise ConfigError(

@@ -116,7 +116,7 @@ def _about_environment(env: Any) -> list[tuple[str, str, str, bool]]:
     while dataclasses.is_dataclass(inner) and any(field.name == "env" for field in dataclasses.fields(inner)):
         others = {name: x for name, x in changed(inner).items() if name != "env"}
         wrappers.append(type(inner).__name__ + "".join(f" {name}={text(x)}" for name, x in others.items()))
-        inner = getattr(inner, "env")  # noqa: B009  a wrapper's
+        inner = getattr(inner, "env")  # noqa: B009  the field of a wrapper
     if wrappers:
         rows.append(("wrappers", ", ".join(wrappers), "the outermost first", False))
     return rows + [(name, text(x), "", False) for name, x in getattr(inner, "parameters", {}).items()]

@@ -21,7 +21,7 @@ class EpisodeSums(struct.PyTreeNode):
 
     count: jax.Array
     returns: jax.Array
-    squares: jax.Array  # of the returns' deviations from their mean
+    squares: jax.Array  # sum of the squared deviations of returns from their mean
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
     lost: jax.Array  # rows that do not count although no episode ended, because a host environment failed
@@ -82,7 +82,7 @@ class Report(struct.PyTreeNode):
     # collected values, a larger number the earlier they appeared (`jaxrl.parallel.iteration.store`).
     broken: dict[str, jax.Array]
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
-    actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
+    actors: Metrics = struct.field(default_factory=dict)  # metrics of host actors, over the chunk
     learned: jax.Array | None = None  # transitions of whole episodes used for learning, float32
 
     @classmethod

@@ -120,7 +120,7 @@ class Rollout(struct.PyTreeNode):
     action: PyTree  # [T, B, ...] from the algorithm; environments received it clipped to the bounds of their boxes
     extras: dict[str, PyTree]  # [T, B, ...] stored by the algorithm: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
-    final_carry: Carry  # [B, ...] at the last one
+    final_carry: Carry  # [B, ...] at the last time step
     statistics: PyTree = ()  # frozen normalizer statistics used for acting; [B, ...] if environments differ
     version: jax.Array | None = None  # version of the actor state used for acting, int32
     # Whether each column is one episode, from its first row on, followed by rows of weight 0.
@@ -459,7 +459,7 @@ class ActorState(struct.PyTreeNode):
 
     params: Params
     statistics: PyTree = ()  # frozen normalizer statistics
-    model_state: ModelState = ()  # of the acting network
+    model_state: ModelState = ()  # model state of the acting network
     exploration: dict[str, jax.Array] = struct.field(default_factory=dict)  # epsilon, ...
 
 
@@ -518,7 +518,7 @@ class Algorithm(Protocol):
     numbers.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # algorithms are dataclasses
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         """Return the algorithm with all environment-dependent defaults filled in; called once, before anything else.
