@@ -1,4 +1,4 @@
-"""Replay batches: shared among devices, joined from parts, with importance weights and statistics."""
+"""Operations on replay batches: exchange between devices, joining of parts, importance weights, and statistics."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0
 
 
 def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
-    """Map the batches' leaves by `along(axis)`, where `axis` is the axis of their items."""
+    """Apply `along(axis)` to the leaves of batches, where `axis` is the leaves' axis of items."""
     first = batches[0]
     if isinstance(first, TransitionBatch):
         return jax.tree.map(along(0), *batches)
@@ -26,7 +26,7 @@ def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
 
 
 def everywhere(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """Return the entries [k] of every device, concatenated in the order of the devices."""
+    """Return the entries [k] of all devices, concatenated in the order of the devices."""
     whole = jnp.zeros(x.shape[0] * replicas.devices, x.dtype)
     start = jnp.asarray(replicas.first_shard, jnp.int32) * (x.shape[0] // replicas.shards)
     return _summed(replicas, jax.lax.dynamic_update_slice(whole, x, (start,)))
@@ -36,7 +36,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
     """Return this device's part of a batch that was sampled from all devices.
 
     Args:
-      batch: leaves with one entry per draw; entries of items on other devices are ignored.
+      batch: batch with one entry per draw; entries for items on other devices are ignored.
       mine: bool [draws], whether this device has the item.
       replicas: the devices.
     """
@@ -57,7 +57,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
 
 def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
-    """Return the sum over devices of entries that are zero on all but one; exact to the bit, -0.0 and NaN included."""
+    """Return the sum over devices of entries that are zero on all but one, bit for bit, including -0.0 and NaN."""
     if x.dtype == jnp.bool_:
         return replicas.sum(x.astype(jnp.uint8)).astype(bool)
     words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -102,10 +102,10 @@ def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replic
     """Return the importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
 
     Args:
-      sampler: its `beta`, and its `normalize`: "batch" divides by the largest weight.
-      items: N, float32, over all devices.
-      chance: P of each draw, float32 [...]; 0 if nothing was drawn, and the weight is then 0.
-      replicas: the devices over which the largest weight is taken.
+      sampler: sampler with `beta` and `normalize`; "batch" divides by the largest weight.
+      items: N, the number of items on all devices, float32.
+      chance: P of each draw, float32 [...]; if nothing was drawn, P and the weight are 0.
+      replicas: the devices over which the largest weight is computed.
     """
     beta = jnp.asarray(sampler.beta, jnp.float32)
     raised = jnp.power(items * jnp.where(chance > 0.0, chance, 1.0), -beta)
@@ -142,7 +142,7 @@ def _discounted(batch: Batch) -> bool:
 
 
 def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
-    """Split a joined batch, leaves [batch], into its parts, which have `sizes` items over all local shards."""
+    """Split the leaves [batch] of a joined batch into its parts, which have `sizes` items over all local shards."""
     ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
 
     def parts(x):

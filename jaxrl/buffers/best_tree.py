@@ -1,9 +1,9 @@
-"""Tournament trees of a few wide levels, to find the best of many items without scanning all.
+"""Tournament trees with a few wide levels, to find the best of many items without scanning all of them.
 
 Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the best
 of `FAN` entries below. Items are not copied: `ranks` reads their sort keys from the caller's arrays. A write recomputes
-the blocks that it changed, from the lowest level up. Only the order matters, so ranks may be ages that grow with a
-clock.
+the blocks that it changed, from the lowest level up. Only the order of the ranks matters, so they may be ages, which
+all grow with time.
 
 There is one tree per shard, all over the same number of positions; levels are `[trees, width]`.
 """
@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16
-TOP = 32  # maximum width of the last level, which is scanned completely; so are the items if there are no levels
+TOP = 32  # maximum width of the last level, or of the items if there are no levels, which is scanned completely
 
 Levels = tuple[jax.Array, ...]
-# Maps trees and positions, int32 of the same shape, to a float32 rank, larger is better, and an int32 to break ties.
+# `(trees, positions) -> (ranks, tie_breakers)`, all of the same shape. Trees and positions are int32. The largest rank
+# (float32) is best; of equal ranks, the one with the largest tie breaker (int32).
 Ranks = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def init(trees: int, size: int) -> Levels:
-    """Return the levels of `trees` trees over `size` items each, all equal."""
+    """Return the levels of `trees` trees over `size` items each, all of equal rank."""
     levels, covered, width = [], 1, size
     while width > TOP:
         covered, width = covered * FAN, -(-width // FAN)
@@ -32,7 +33,7 @@ def init(trees: int, size: int) -> Levels:
 
 
 def best(levels: Levels, trees: int, size: int, ranks: Ranks) -> jax.Array:
-    """Return the position of the best item of each tree, int32 [trees]; the lowest of ties."""
+    """Return the position of each tree's best item, int32 [trees]; of equally good items, the lowest position."""
     everyone = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (trees, size))
     tree = jnp.arange(trees, dtype=jnp.int32)
     return _winner(tree, levels[-1] if levels else everyone, ranks)
@@ -43,8 +44,8 @@ def put(levels: Levels, tree: jax.Array, position: jax.Array, size: int, ranks: 
 
     Args:
       levels: levels of all trees.
-      tree: int32 [k].
-      position: int32 [k] in these trees; `sum_tree.NOWHERE` is dropped.
+      tree: indices of trees, int32 [k].
+      position: positions of the changed items in these trees, int32 [k]; `sum_tree.NOWHERE` is dropped.
       size: number of items per tree, static.
       ranks: the ranks after the change.
     """
@@ -61,7 +62,7 @@ def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ra
 
     Args:
       levels: levels of all trees.
-      start: int32, in [0, size).
+      start: position of the first changed item, int32, in [0, size).
       count: number of changed items, static; at most `size`.
       size: number of items per tree, static.
       ranks: the ranks after the change.
@@ -69,7 +70,7 @@ def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ra
     changed: list[jax.Array] = []
     for level in levels:
         trees, blocks = level.shape
-        # Partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
+        # Three more for partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
         count = min(count // FAN + 3, blocks)
         start = start // FAN
         block = jnp.broadcast_to((start + jnp.arange(count, dtype=jnp.int32)) % blocks, (trees, count)).reshape(-1)
@@ -80,7 +81,10 @@ def put_range(levels: Levels, start: jax.Array, count: int, size: int, ranks: Ra
 
 
 def _blocks(changed: list[jax.Array], tree: jax.Array, block: jax.Array, size: int) -> jax.Array:
-    """Return the positions [k, FAN] that compete in blocks [k] of the next level; the last repeats past the end."""
+    """Return the positions [k, FAN] of the candidates for entries `block` [k] of the next level.
+
+    A partial block at the end of a level is padded with the level's last entry.
+    """
     width = changed[-1].shape[1] if changed else size
     entry = block[:, None] * FAN + jnp.arange(FAN, dtype=jnp.int32)[None]
     entry = jnp.minimum(entry, width - 1)
@@ -88,7 +92,7 @@ def _blocks(changed: list[jax.Array], tree: jax.Array, block: jax.Array, size: i
 
 
 def _winner(tree: jax.Array, position: jax.Array, ranks: Ranks) -> jax.Array:
-    """Return the best of positions [k, n], each in tree [k]."""
+    """Return the best position, int32 [k], among positions [k, n] of trees [k]."""
     first, second = ranks(jnp.broadcast_to(tree[:, None], position.shape), position)
 
     def better(a, b):

@@ -11,9 +11,9 @@ def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, 
 
     Args:
       sources: replay sources by name.
-      num_envs: environments over all devices.
-      rollout: rows per environment and iteration.
-      shards: logical shards over all devices.
+      num_envs: number of environments over all devices.
+      rollout: number of rows per environment and iteration.
+      shards: number of logical shards over all devices.
     """
     found = []
     for name in sources:

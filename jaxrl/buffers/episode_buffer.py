@@ -1,4 +1,4 @@
-"""A buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
+"""Buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
 
 Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits for
 a batch, and the environment's next episode begins in a free slot. Nothing therefore waits for the longest episode, and
@@ -17,8 +17,8 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.sources import Episodes
 from jaxrl.core.types import PyTree, Replicas, Rollout
 
-_PARTS = (1, 4, 16)  # batches are cut to `max_length` over one of these
-_SHORT = 16
+_PARTS = (1, 4, 16)  # batches are cut to `max_length` divided by one of these numbers
+_SHORT = 16  # assumed minimum length, in rows, of most episodes
 
 
 class EpisodeIndex(struct.PyTreeNode):
@@ -26,20 +26,20 @@ class EpisodeIndex(struct.PyTreeNode):
 
     slot: jax.Array  # [num_envs] int32, the shard's slot that the environment writes to; -1: none
     position: jax.Array  # [num_envs] int32, the next row of the environment's episode
-    order: jax.Array  # [shards, slots] int32: the rank of a finished episode among the shard's, from 1; otherwise 0
+    order: jax.Array  # [shards, slots] int32, rank of a finished episode in the shard by time, from 1; otherwise 0
     length: jax.Array  # [shards, slots] int32, transitions of a finished episode
     ended: jax.Array  # [shards] int32, episodes that have ended since the ranks last restarted
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeBuffer:
-    """An `Episodes` source bound to its rules; pure functions over a `ReplayState`, whose ring holds the slots.
+    """Buffer of an `Episodes` source, as pure functions over a `ReplayState` whose ring holds the slots.
 
     Args:
       source: defines the number of episodes in a batch and their maximum length.
-      num_envs: environments over all devices.
-      shards: logical shards over all devices; each contributes an equal part of every batch.
-      replicas: the devices, with the shards of this one.
+      num_envs: number of environments over all devices.
+      shards: number of logical shards over all devices; each contributes an equal part of every batch.
+      replicas: the devices, with the shards of this device.
       initial_carry: the initial carry of one environment.
     """
 
@@ -58,9 +58,9 @@ class EpisodeBuffer:
     def slots(self) -> int:
         """Return the number of slots of a shard: for running, waiting, and newly finished episodes.
 
-        The number that finish in a rollout assumes at least `_SHORT` rows each; some shorter ones are dropped. Episodes
-        are also dropped if shards differ: a batch waits for the shard with the longest episodes, and the slots of the
-        other shards fill up.
+        The number of newly finished episodes per rollout assumes at least `_SHORT` rows per episode; some shorter ones
+        are dropped. Episodes are also dropped if their lengths differ between shards: a batch waits for the shard with
+        the longest episodes, while the slots of the other shards fill up.
         """
         return self.episodes + self.num_envs // self.shards * (2 + self.source.length // _SHORT)
 
@@ -71,12 +71,12 @@ class EpisodeBuffer:
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
 
     def problems(self) -> list[str]:
-        """Return the reasons why such batches cannot be built; empty if they can."""
+        """Return the reasons why this source's batches cannot be built; empty if they can."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
             return [f"whole_episodes={count} is not divisible by {self.shards} shards; use a multiple"]
         if (rows := (longest + 1) * self.slots * self.shards) >= 2**31:
-            return [f"room for {rows:,} rows of episodes of {longest:,} transitions; it must be less than 2^31"]
+            return [f"{rows:,} rows are needed to store episodes of {longest:,} transitions; they must be under 2^31"]
         return []
 
     def init(self, rollout: Rollout) -> ReplayState:
@@ -102,8 +102,8 @@ class EpisodeBuffer:
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """Store a rollout of this device's environments.
 
-        An episode longer than the source allows ends at that length, and the rest of it is dropped. An episode that
-        finds no free slot is dropped, as is the unfinished episode of an environment that failed.
+        An episode longer than the source's `max_length` ends at that length, and its rest is dropped. An episode is
+        also dropped if no slot is free when it begins, or if its environment fails before its end.
         """
         index, first, last = state.index, rollout.timesteps.first[:-1], rollout.timesteps.last[:-1]
         time = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
@@ -150,8 +150,8 @@ class EpisodeBuffer:
           rollout: the last rollout, whose statistics and version are used for the batch.
 
         Returns:
-          The state without the episodes, and the batch: `T` is the largest of `lengths`; after an episode's end its
-          last row repeats, with weight 0.
+          The state without these episodes, and the batch, where T is the largest of `lengths`. After an episode's end,
+          its last row is repeated with weight 0.
         """
         index, shards = state.index, self.replicas.shards
         never = jnp.iinfo(jnp.int32).max
@@ -211,7 +211,7 @@ class EpisodeBuffer:
         return jnp.swapaxes(x.reshape(x.shape[0], self.replicas.shards, -1), 0, 1)
 
     def _ranked(self, flags):
-        """Rank the rows [T, B] that `flags` marks, from 0 within their shard, by time and then by environment."""
+        """Return the rank of each row [T, B] marked by `flags` within its shard, from 0, by time, then environment."""
         marked = self._by_shard(flags.astype(jnp.int32))
         ranks = jnp.cumsum(marked.reshape(marked.shape[0], -1), axis=1, dtype=jnp.int32) - 1
         return jnp.swapaxes(ranks.reshape(marked.shape), 0, 1).reshape(flags.shape)

@@ -16,14 +16,14 @@ from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
 
-_ROOM = 2**31 - 1  # rows: no limit
+_ROOM = 2**31 - 1  # capacity in rows: no limit
 
 
 def source_of(source: Replay | Dataset) -> Replay:
-    """Return a source with the same items for rows without insertion priorities and recurrent states.
+    """Return a source of the same items over existing rows, which lack insertion priorities and recurrent states.
 
-    Items are sampled by priority or uniformly. A sampler by insertion order or by a heap would return the same item
-    every time, as none is ever added or removed.
+    Items are sampled by priority or uniformly. A sampler in insertion order or from a heap would return the same item
+    every time, because items are never added or removed.
     """
     if isinstance(source, Dataset):
         source = Replay(_ROOM, source.batch_size, 1, n_step=source.n_step, sequence=source.sequence)
@@ -46,18 +46,18 @@ def source_of(source: Replay | Dataset) -> Replay:
 
 
 def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
-    """Return the numbers of extra rows that a column needs before and after its own, so items may begin at each."""
+    """Return the numbers of extra rows before and after a column's own rows, so that items may begin at each row."""
     before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
     return before, max(source.lookahead for source in sources.values())
 
 
 def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, parts: Parts) -> dict[str, Ring]:
-    """Return the rings of the sources that store rows, full, as NumPy arrays.
+    """Return full rings, as NumPy arrays, for the sources that store rows.
 
     Args:
-      sources: by name; see `source_of`.
-      rows: leaves [columns, slots, ...], including the margins.
-      step: int32 [columns, slots], the number of each row in its episode.
+      sources: sources by name, as returned by `source_of`.
+      rows: rows with leaves [columns, slots, ...], including the margins.
+      step: number of each row in its episode, int32 [columns, slots].
       parts: the division of the transitions over the columns.
     """
     slots = rows.reward.shape[1]
@@ -78,17 +78,17 @@ def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
 
 
 def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
-    """Return the index of a buffer over a full ring, whose items can all be sampled; pure.
+    """Return the index of a buffer over a full ring, in which all items can be sampled; a pure function.
 
     Args:
-      buffer: of a source returned by `source_of`.
+      buffer: buffer of a source returned by `source_of`.
       ring: the ring, with the columns of all devices, one per shard.
     """
     source, shards, parts = buffer.source, buffer.shards, ring.parts
     assert parts is not None and ring.columns == shards
     empty = index.init(source, shards, ring.slots, 1)
     if index.dense(source):
-        # The transitions that begin in the column's part.
+        # The number of transitions that begin in each column's part.
         drawable = (parts.offset + parts.total) // shards
         return empty.replace(drawable=drawable, inserted=Counter.zero().add(parts.total))
     ahead = source.lookahead

@@ -1,7 +1,7 @@
-"""Flashbax's buffers as a replay: its storage and sampling, with jaxrl's rows and batches.
+"""Replay in flashbax's buffers: storage and sampling by flashbax, with jaxrl's rows and batches.
 
-This is for comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report
-priorities, ages and times sampled, so these are constants. A priority for a row that was overwritten is not dropped.
+This replay is for comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report
+priorities, ages and times sampled, so these are constants. A new priority for an overwritten row is not dropped.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Tra
 
 
 class FlashbaxIndex(struct.PyTreeNode):
-    """Part of a replay's state changed by sampling and new priorities."""
+    """Part of a replay's state that sampling and new priorities change."""
 
     sums: PyTree  # flashbax's tree of sums, leaves [shards, ...]; () without priorities
     sampled: Counter  # items drawn so far, over all devices
@@ -38,16 +38,16 @@ class FlashbaxIndex(struct.PyTreeNode):
 class FlashbaxReplay:
     """Replay of one-step transitions in `flashbax.make_flat_buffer`, or its prioritized form; one buffer per shard.
 
-    A `jaxrl.buffers.replay.Buffer`. Rows are stored unchanged; a row and the next one form a transition, of weight 0 at
-    an episode's last observation.
+    The class implements `jaxrl.buffers.replay.Buffer`. Rows are stored unchanged; a row and the next one form a
+    transition, whose weight is 0 if the row is an episode's last observation.
 
     Args:
       name: the source's name.
       source: only its capacity, batch size and sampler are used; see `problems` for what flashbax does not support.
-      num_envs: environments over all devices.
-      rollout_length: rows per environment stored by each `add`.
-      shards: logical shards over all devices.
-      replicas: the devices, with the shards of this one.
+      num_envs: number of environments over all devices.
+      rollout_length: number of rows per environment that each `add` stores.
+      shards: number of logical shards over all devices.
+      replicas: the devices, with the shards of this device.
     """
 
     name: str
@@ -72,8 +72,8 @@ class FlashbaxReplay:
             if isinstance(self.source.sampler, Uniform):
                 return flashbax.make_flat_buffer(**settings)
             # The exponent may be traced, which flashbax does not allow: priorities are raised before they are stored.
-            # Flashbax accepts only devices that exist here, but uses them only to choose the program that sums
-            # priorities.
+            # Flashbax accepts only devices of this machine, but uses the device only to choose how priorities are
+            # summed.
             made = flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device="cpu")
             add, set_priorities = (
                 functools.partial(one, device=self.replicas.platform) for one in (made.add, made.set_priorities)
@@ -81,7 +81,7 @@ class FlashbaxReplay:
             return made.replace(add=add, set_priorities=set_priorities)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """Return an empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
+        """Return an empty replay over all devices for rows like `rows` `[T, num_envs, ...]`, which may be shapes."""
         example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _stored(rows))
         with foreign():
             state = self._flashbax.init(example)
@@ -108,7 +108,7 @@ class FlashbaxReplay:
         return self._split(stored, state.index.replace(inserted=inserted))
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, TransitionBatch]:
-        """Sample this device's part of a batch, equally from every shard regardless of its priorities."""
+        """Sample this device's part of a batch, equally many items from every shard regardless of priorities."""
         shards, whole = self.replicas.shards, self._whole(state)
         shard = self.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
@@ -221,7 +221,7 @@ def as_ring(state: ReplayState) -> Ring:
 
 
 def template(rows: Trajectory, number: PyTree) -> ReplayState:
-    """Return a state with the parts that `as_ring` reads, with leaves like these."""
+    """Return a state with only the parts that `as_ring` reads, with `rows` and `number` as leaves."""
     with foreign() as flashbax:
         read = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
             experience=rows, current_index=number, is_full=number

@@ -25,14 +25,14 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
     """Return the observations of rows, with stacks rebuilt from the frames of their episode.
 
     Args:
-      ring: the rows.
-      slot, column: int32 [...].
+      ring: the ring that stores the rows.
+      slot, column: slots and columns of the rows, int32 [...].
       stack: frame stacking; None: observations are stored whole.
     """
     stored = ring.rows.observation
     if stack is None:
         return ring.take(stored, slot, column)
-    # Backwards from the newest; the episode's first frame is repeated.
+    # Frames are collected backwards from the newest; the episode's first frame is repeated.
     slots, before = [slot], jnp.zeros(slot.shape, bool)
     absent = [before]
     for _ in range(stack.frames - 1):
@@ -69,7 +69,7 @@ def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
             name = f"observation{jax.tree_util.keystr(path)}"
             found.append(
                 f"frame_stack={stack.frames} frames along axis {stack.axis}: {name} has shape {shape}, which does "
-                f"not match; set FrameStack(frames, axis) as the observation stacks frames"
+                f"not match; set FrameStack(frames, axis) to the number of frames and the axis of the observation"
             )
     return found
 

@@ -21,9 +21,9 @@ _TINY = 1e-37
 class Index(struct.PyTreeNode):
     """A sampler's view of a ring; leaves have a leading shard axis unless noted."""
 
-    priority: jax.Array | None  # [shards, positions] float32, -1 without item; None: equal rows, checked when drawn
-    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if rows are equal
-    removal: best_tree.Levels  # [shards, ...] in the order of the remover; () without one
+    priority: jax.Array | None  # [shards, positions] float32, -1 without item; None if `dense`: draws check rows
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if `dense`
+    removal: best_tree.Levels  # [shards, ...] tournament trees of the remover; () without a remover
     touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was last set; None if unused
     times_sampled: jax.Array  # [shards, positions] int32
     drawable: jax.Array  # [shards] int32, number of items
@@ -37,13 +37,13 @@ class Index(struct.PyTreeNode):
 
 
 def dense(source: Replay) -> bool:
-    """Return whether all rows of nonzero weight are sampled with equal probability, so that none needs an entry."""
+    """Return whether all rows of nonzero weight are sampled with equal probability, so that rows need no entries."""
     plain = isinstance(source.sampler, Uniform) and source.sequence is None and not source.max_times_sampled
     return plain and not bounded(source)
 
 
 def bounded(source: Replay) -> bool:
-    """Return whether a source is a view with a limited number of items and a remover."""
+    """Return whether a source is a view of another source's rows with a limited number of items and a remover."""
     return source.over is not None and source.remover is not None
 
 
@@ -103,19 +103,19 @@ def partition(axis: str) -> Index:
 
 
 def by_shard(x: jax.Array, shards: int) -> jax.Array:
-    """Reorder entries of rows [slots, B] by position, [shards, slots * columns]."""
+    """Reorder entries of rows [slots, B] into positions of each shard, [shards, slots * columns]."""
     slots, envs = x.shape
     return jnp.moveaxis(x.reshape(slots, shards, envs // shards), 1, 0).reshape(shards, -1)
 
 
 def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, limit: int = 0) -> Index:
-    """Set the items that the rows in a range of slots begin.
+    """Set the items that begin at the rows in a range of slots.
 
     Args:
-      index: index of all shards here.
+      index: index of all shards on this device.
       source: the source that defines the sampler and remover.
-      start: int32, the first slot, modulo the number of slots.
-      priority: float32 [count, B], negative where a row begins no item.
+      start: the first slot, int32, modulo the number of slots.
+      priority: priorities of the items, float32 [count, B], negative where no item begins.
       limit: maximum number of items of a shard in a bounded view, static.
     """
     assert index.priority is not None, "a dense index is read-only"
@@ -205,7 +205,7 @@ def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
 
 
 def _held(priority: jax.Array) -> jax.Array:
-    """Return the number of items at the positions [shards, k], int32 [shards]."""
+    """Return the number of items in each shard, int32 [shards], given the priorities [shards, k] of positions."""
     return jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
 
@@ -217,10 +217,10 @@ def draw(
     Args:
       index: an index that is not dense.
       source: the source that defines the sampler and `max_times_sampled`.
-      key: for all devices.
-      shard: int32 [shards], the numbers of the logical shards here.
-      count: static.
-      newest: int32, the slot written last.
+      key: key that is the same on all devices.
+      shard: numbers of the logical shards on this device, int32 [shards].
+      count: number of draws per shard, static.
+      newest: the slot that was written last, int32.
 
     Returns:
       The index; positions int32 [shards, count]; the probability of each draw within its shard, 0 if the shard was
@@ -243,7 +243,7 @@ def _draw_in_order(index, source, count, newest):
     rank = rank + (number if isinstance(source.sampler, Fifo) else items - 1 - number)
     rank = (rank % jnp.maximum(items, 1)).reshape(-1)
     position = sum_tree.find(index.levels, tree.reshape(-1), rank).reshape(tree.shape)
-    # The number of draws that each item has left, and the number it gets in this batch.
+    # `room` is the number of draws that each item has left, `times` the number of its draws in this batch.
     room = most - index.times_sampled[tree, position] if most else jnp.full(tree.shape, count, jnp.int32)
     room = jnp.where(number < items, room, 0)
     ends = jnp.cumsum(room, axis=1, dtype=jnp.int32)
@@ -313,21 +313,22 @@ def _remove(index, source, tree, position):
 def draw_over_all(
     index: Index, key: jax.Array, count: int, shards: int, replicas: Replicas
 ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Draw a whole batch at random over the shards of all devices, and count the draws from the shards here.
+    """Draw a batch at random over the shards of all devices, and count the draws from the shards on this device.
 
     An item's probability is proportional to its weight; if all weights are 0, all items are equally likely. Every
     device makes all draws, and looks up the items of its own shards.
 
     Args:
-      index: index of the shards here, for a source that satisfies `over_all`.
-      key: for all devices.
+      index: index of the shards on this device, for a source that satisfies `over_all`.
+      key: key that is the same on all devices.
       count: number of draws, static.
-      shards: over all devices, static.
+      shards: number of shards on all devices, static.
       replicas: the devices.
 
     Returns:
-      The index; and for every draw [count] its shard among those here, its position in the shard, its probability (0
-      if there are no items), its priority, and whether its shard is here, bool. If it is not, the others are undefined.
+      The index and, for every draw [count], the item's shard among those on this device, its position in the shard, its
+      probability (0 if there are no items), its priority, and a bool that is True if the shard is on this device. If
+      False, the other values are undefined.
     """
     here, depth, priority = index.drawable.shape[0], len(index.levels), index.priority
     assert priority is not None, "a dense index does not support weighted sampling"
@@ -345,7 +346,7 @@ def draw_over_all(
         u = uniform.unit(bits)
         spread = jnp.minimum((jnp.arange(count, dtype=jnp.float32) + u[-1]) / count, _BELOW_ONE)
         shard = sum_tree.choose(weights[None], spread)
-        # The remainder of the number chooses within the shard, so that the draws are stratified there too.
+        # The rest of the random number chooses within the shard, so that draws are stratified within shards, too.
         left = (spread * total - (ends - weights)[shard]) / jnp.maximum(weights[shard], _TINY)
         tree = jnp.clip(shard - first, 0, here - 1)
         u = jnp.concatenate([u[:-1], jnp.clip(left, 0.0, _BELOW_ONE)[None]])
@@ -369,7 +370,7 @@ def draw_over_all(
     tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, uniformly)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
     times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
-    # Read before new ones are written: otherwise XLA copies the whole array to read it afterwards.
+    # Read priorities before they are updated: otherwise XLA copies the whole array to read it afterwards.
     of_drawn, priority = jax.lax.optimization_barrier((priority[tree, position], priority))
     index = index.replace(priority=priority, times_sampled=times_sampled)
     return index, tree, position, chance, of_drawn, mine
@@ -389,10 +390,10 @@ def update(
     Args:
       index: an index that is not dense.
       source: the source that defines the sampler and remover.
-      shard: int32 [k], among those here; out of range for a shard of another device.
-      position: int32 [k].
-      priority: float32 [k]; NaN, infinite and negative ones are rejected and counted.
-      drawn: bool [k]; False drops the priority, as the item's row was overwritten or nothing was drawn.
+      shard: shard of each item among those on this device, int32 [k]; out of range for a shard of another device.
+      position: position of each item in its shard, int32 [k].
+      priority: new priorities, float32 [k]; NaN, infinite and negative ones are rejected and counted.
+      drawn: bool [k]; False drops the priority, because the item's row was overwritten or nothing was drawn.
     """
     shards = index.drawable.shape[0]
     fine = samplers.acceptable(priority)

@@ -1,7 +1,7 @@
 """Table of whole items with Reverb's semantics: any sampler, any remover, and a maximum number of draws per item.
 
-It is for items that are kept longer than a ring's rows: the best episodes so far, demonstrations, a queue between
-stages. Items are inserted and drawn one by one, in a time nearly independent of the capacity; a replay of raw rows
+A table is for items that are kept longer than a ring's rows: the best episodes so far, demonstrations, a queue between
+stages. Items are inserted and drawn one by one, in a time nearly independent of the capacity. A replay of raw rows
 (`jaxrl.buffers.replay`) is cheaper if removing the oldest first is acceptable.
 """
 
@@ -17,20 +17,20 @@ from jaxrl.core.types import PyTree
 
 
 class Key(struct.PyTreeNode):
-    """Key of an item: its position and the insertion that filled it, which differs for later items there."""
+    """Key of an item: its position and its insertion, which distinguish it from later items at the same position."""
 
     position: jax.Array  # int32
-    generation: jax.Array  # int32
+    generation: jax.Array  # int32, number of the insertion
 
 
 class TableState(struct.PyTreeNode):
-    """Items and their bookkeeping. The extra position holds the newest item until another is removed."""
+    """Items and their bookkeeping. The extra position holds the newest item until another item is removed."""
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
     levels: sum_tree.Levels  # over the sampler's weights; () if it is not random
-    orders: dict[str, best_tree.Levels]  # of the other rules by name, and "free": the lowest free position
-    generation: jax.Array  # [capacity + 1] int32, the insertion that filled the position
+    orders: dict[str, best_tree.Levels]  # trees of the other rules by name, and of "free", the lowest free position
+    generation: jax.Array  # [capacity + 1] int32, number of the insertion that filled the position
     touched: jax.Array  # [capacity + 1] int32, `clock` when the item was inserted or its priority set
     times_sampled: jax.Array  # [capacity + 1] int32
     clock: jax.Array  # int32, number of insertions and new priorities so far
@@ -51,7 +51,7 @@ class TableSample(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rules of a table; its functions are pure over a `TableState`.
+    """Rules of a table, and the table's operations as pure functions over a `TableState`.
 
     Args:
       capacity: maximum number of items.
@@ -149,7 +149,7 @@ class Table:
         return after.replace(items=state.items), drawn.replace(items=items)
 
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
-        """Set items' priorities in turn; those of removed items, and NaN, infinite or negative ones, are dropped."""
+        """Set items' priorities in turn; drop those for removed items, and NaN, infinite and negative ones."""
         priorities = priorities.astype(jnp.float32)
         live = self._live(state, keys) & samplers.acceptable(priorities)
         turn = jnp.cumsum(live.astype(jnp.int32), dtype=jnp.int32)
@@ -188,7 +188,7 @@ class Table:
         return best_tree.best(state.orders[name], 1, self.capacity + 1, self._ranks(state, name))[0]
 
     def _ranks(self, state, name):
-        """Return the function of the items' ranks under a rule, or, for "free", of whether positions are free."""
+        """Return the function that ranks items under a rule; for "free", it ranks free positions first."""
 
         def ranks(_, position):
             priority = state.priority[position]
@@ -201,5 +201,5 @@ class Table:
 
 
 def _alone(levels: sum_tree.Levels) -> sum_tree.Levels:
-    """Return the levels of one tree as those of several, `[1, ...]`."""
+    """Return the levels of one tree with a leading axis of trees, `[1, ...]`."""
     return tuple(level[None] for level in levels)

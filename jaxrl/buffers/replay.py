@@ -1,7 +1,7 @@
 """The replay buffer: a ring stores rows, and an index samples items from it and holds their priorities.
 
-A `ReplayBuffer` is bound to a source once; its functions are pure, over a state that is donated. The ring and the
-index are separate because a round of updates only reads the ring and changes the index: only the index, which is
+A `ReplayBuffer` is created for one source, and its methods are pure functions over a state that is donated. The ring
+and the index are separate because a round of updates reads the ring but changes the index: only the index, which is
 small, is carried through the loop of updates.
 """
 
@@ -28,7 +28,7 @@ Sources = Mapping[str, Replay]
 class ReplayState(struct.PyTreeNode):
     """State of a replay: the part that sampling only reads, and the part that it changes."""
 
-    ring: PyTree  # a `Ring`; None if the source samples from another's rows
+    ring: PyTree  # a `Ring`; None if the source samples from another source's rows
     index: PyTree  # an `Index`
 
 
@@ -52,7 +52,7 @@ class Buffer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Stored parts of rows, for all sources that sample from them."""
+    """Description of the stored parts of rows, for all sources that sample from these rows."""
 
     capacity: int  # rows over all environments
     frame_stack: FrameStack | None
@@ -84,12 +84,15 @@ def storage(sources: Sources, name: str) -> Storage:
 
 
 def least_size(source: Replay, num_envs: int) -> int:
-    """Return the rows over all environments before the first update: at least `min_size`, and one item of each."""
+    """Return the number of rows over all environments to store before the first update.
+
+    The number is at least `min_size`, and enough for one item per environment.
+    """
     return max(source.min_size, (source.lookahead + 1) * num_envs)
 
 
 def lookback(source: Replay, stored: Storage) -> int:
-    """Return the number of rows before its first that an item reads, for stacked frames and a time step's reward."""
+    """Return the number of rows that an item reads before its first, for stacked frames and a time step's reward."""
     return max(frames.lookback(stored.frame_stack), 0 if source.sequence is None else 1)
 
 
@@ -103,20 +106,20 @@ def _insertion(source: Replay) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayBuffer:
-    """Replay source bound to its rules; pure functions over a `ReplayState`.
+    """Buffer of a replay source, as pure functions over a `ReplayState`.
 
-    A source that samples from another's rows (`Replay.over`) has a separate index and no ring: it receives a state with
-    the other's ring, and the module's `add` writes for all sources at once.
+    A source that samples from another source's rows (`Replay.over`) has a separate index but no ring: its methods
+    receive a state with the other source's ring, and the module's `add` writes for all sources at once.
 
     Args:
       name: the source's name, for errors.
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
-      num_envs: environments over all devices.
-      rollout_length: rows per environment stored by each `add`.
-      shards: logical shards over all devices.
-      replicas: the devices, with the shards of this one.
-      initial_carry: the initial carry of one environment, for sequences without a stored one.
+      num_envs: number of environments over all devices.
+      rollout_length: number of rows per environment that each `add` stores.
+      shards: number of logical shards over all devices.
+      replicas: the devices, with the shards of this device.
+      initial_carry: the initial carry of one environment, for sequences without a stored carry.
     """
 
     name: str
@@ -130,12 +133,12 @@ class ReplayBuffer:
 
     @property
     def lookback(self) -> int:
-        """Return the number of rows before its first that an item reads."""
+        """Return the number of rows that an item reads before its first row."""
         return lookback(self.source, self.storage)
 
     @property
     def slots(self) -> int:
-        """Return the number of rows of one environment."""
+        """Return the number of rows stored per environment."""
         return ring.slots(self.storage.capacity, self.num_envs, self.rollout_length)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
@@ -146,7 +149,7 @@ class ReplayBuffer:
           carry: carry `[num_envs, ...]`, or its shapes.
 
         Raises:
-          ConfigError: rows lack a leaf that the source needs, or it has the wrong type; the message names it.
+          ConfigError: `rows` lack a leaf that the source needs, or a leaf has the wrong type; the message names it.
         """
         self._check(rows)
         empty = index.init(self.source, self.shards, self.slots, self.num_envs // self.shards)
@@ -171,18 +174,18 @@ class ReplayBuffer:
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
         """Sample this device's part of a batch, whose content does not depend on the number of devices.
 
-        Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items of other
-        devices' shards are copied from there. Unweighted transitions are drawn shard by shard, an equal part of the
-        batch from each, so that all rows of nonzero weight in a shard are equally likely. (All shards of a dataset have
-        the same number of transitions.) Items drawn one after another also come from every shard equally.
+        Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items in shards
+        of other devices are copied from those devices. Unweighted transitions are drawn shard by shard, an equal part
+        of the batch from each, so that all rows of nonzero weight in a shard are equally likely. (All shards of a
+        dataset have the same number of transitions.) Items drawn one after another also come from every shard equally.
 
         Args:
           state: a state with the ring to sample from.
-          key: for all devices.
+          key: key that is the same on all devices.
 
         Returns:
-          The state, with its ring unchanged, and the batch with its `sample_info`: leaves `[batch, ...]`, or
-          `[length, batch, ...]` for sequences; `batch` is `batch_size` over the number of devices.
+          The state, with its ring unchanged, and the batch, with its `sample_info`. Leaves are `[batch, ...]`, or
+          `[length, batch, ...]` for sequences, where `batch` is `batch_size` divided by the number of devices.
         """
         source, rows, idx = self.source, state.ring, state.index
         slots, columns = rows.slots, rows.columns // self.replicas.shards
@@ -221,10 +224,10 @@ class ReplayBuffer:
     def _drawn(
         self, rows: Ring, idx: Index, key: jax.Array
     ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
-        """Return the index and, per draw [k], the shard among those here, the position, probability and priority.
+        """Return the index and, per draw [k], the shard on this device, position, probability, priority, and a flag.
 
-        If every device makes all draws, these are the draws of all devices, and the last value is whether each item is
-        here; otherwise it is None.
+        If every device makes all draws (`index.over_all`), these are the draws of all devices, and the flag is whether
+        the item is on this device. Otherwise, they are the draws of this device, and the flag is None.
         """
         source, shards = self.source, self.replicas.shards
         count = source.batch_size // self.shards
@@ -252,8 +255,8 @@ class ReplayBuffer:
         Args:
           state: a state with the ring from which the batch was sampled.
           info: the batch's `sample_info`.
-          priorities: float32 [batch], in the order of `info`. NaN, infinite and negative ones are rejected and counted;
-            those for overwritten rows are dropped; the larger of two for one item applies.
+          priorities: float32 [batch], in the order of `info`. NaN, infinite and negative ones are rejected and counted,
+            and those for overwritten rows are dropped. If an item has two priorities, the larger one applies.
         """
         chex.assert_equal_shape([info.position, priorities])
         update = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
@@ -280,8 +283,8 @@ class ReplayBuffer:
     def _chance_ratio(self, state: ReplayState) -> jax.Array:
         """Return the largest ratio between the sampling probabilities of two items; 1 if all are equal.
 
-        It follows from the shards' numbers of items, not from a batch: a maximum over a batch costs SAC 7 % on two
-        cores.
+        The ratio is computed from the numbers of items in the shards instead of from a batch, because a maximum over a
+        batch makes SAC 7 % slower on two cores.
         """
         if index.over_all(self.source) or (state.ring is not None and state.ring.parts is not None):
             return jnp.float32(1.0)
@@ -290,9 +293,9 @@ class ReplayBuffer:
         return replicas.max(jnp.max(items)).astype(jnp.float32) / least.astype(jnp.float32)
 
     def beginnings(self, largest: jax.Array, rows: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-        """Return which of `length` rows from slot `start` begin an item [length, B], and the items' priorities.
+        """Return a mask [length, B] of the rows from slot `start` on at which items begin, and the items' priorities.
 
-        Without a priority at insertion, it is the largest so far of the shard, `largest` [shards].
+        Without priorities at insertion, an item's priority is the largest of its shard so far, `largest` [shards].
         """
         sequence, insertion = self.source.sequence, _insertion(self.source)
         largest = jnp.repeat(largest, rows.columns // largest.shape[0])[None]
@@ -355,7 +358,7 @@ class ReplayBuffer:
         return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit)
 
     def _importance(self, idx: Index, chance: jax.Array) -> jax.Array:
-        """Return importance weights for the actual probability of each draw, in its shape; 1 without priorities."""
+        """Return the importance weights of draws, in the shape of their probabilities; 1 without priorities."""
         sampler = self.source.sampler
         if not isinstance(sampler, Prioritized):
             return jnp.ones_like(chance)
@@ -401,10 +404,10 @@ def add(
     """Store one rollout in the rings of buffers, and update every index over them.
 
     Args:
-      buffers: buffers by name, including those from whose rows others sample.
-      states: of the buffers, by name.
-      rows: `[T, B, ...]` with their extras; T is `rollout_length`.
-      carry: `[B, ...]` at the first row.
+      buffers: buffers by name, including those whose rows other buffers sample.
+      states: states of the buffers, by name.
+      rows: rows `[T, B, ...]` with their extras; T is `rollout_length`.
+      carry: carry `[B, ...]` at the first row.
 
     Returns:
       The states after the write.
@@ -416,7 +419,7 @@ def add(
     rings: dict[str, Ring] = {}
     expired = {name: buffer._expiring(states[name].index, states[owner[name]].ring) for name, buffer in buffers.items()}
     # Rows are read before they are overwritten: otherwise XLA copies whole arrays to read them afterwards.
-    # Observations are not in the barrier, which would copy the larger array that they may be part of.
+    # Observations are left out of the barrier, because it would copy the larger array that they may be part of.
     rest, expired = jax.lax.optimization_barrier((rows.replace(observation=()), expired))
     rows = rest.replace(observation=rows.observation)
     for name, buffer in buffers.items():

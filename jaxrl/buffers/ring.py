@@ -1,7 +1,7 @@
 """Storage of raw rows: a ring with one column per environment and one slot per step.
 
-A column's rows are contiguous in memory, so that rows that are sampled together, such as an observation and the next
-one, are read together.
+A column's rows are contiguous in memory, so that rows that are sampled together, such as those of an observation and
+the next observation, are read together.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ class HostMemory:
 
 
 class Parts(struct.PyTreeNode):
-    """Division of a dataset's N transitions over C columns, N / C each, so that all are equally likely.
+    """Division of a dataset's N transitions into C columns, N / C each, so that all transitions are equally likely.
 
     Column j has the transitions from j N / C to (j + 1) N / C. A transition at a border is stored in both columns, and
     each samples it in proportion to its fraction of the transition.
     """
 
-    slot: jax.Array  # [column, ...] int32: where its transitions begin, in order
-    offset: jax.Array  # [column] int32: j N modulo C, the previous column's share of its first transition, in C-ths
+    slot: jax.Array  # [column, ...] int32: slots at which the column's transitions begin, in order
+    offset: jax.Array  # [column] int32: j N modulo C, the part of its first transition in the previous column, in C-ths
     own: jax.Array  # [column, 2] int32: range of slots, end excluded, whose rows are counted only in this column
     total: jax.Array  # int32: N
 
@@ -43,7 +43,7 @@ class Ring(struct.PyTreeNode):
 
     rows: Trajectory  # [environment, slots, ...]
     carry: PyTree  # [environment, slots // rollout, ...]: at the first row of every rollout; () if not stored
-    episode_step: jax.Array | None  # [environment, slots] int32: its number in its episode; None if not stored
+    episode_step: jax.Array | None  # [environment, slots] int32: the row's number in its episode; None if not stored
     cursor: jax.Array  # int32, the slot written next
     filled: jax.Array  # int32, number of slots that hold rows
     written: jax.Array  # uint32, steps so far modulo 2^32
@@ -119,7 +119,7 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
 def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool = False) -> Ring:
     """Return a ring's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments.
 
-    With `on_host`, those of observations and recurrent states are `HostMemory`.
+    With `on_host`, the specs of observations and recurrent states are `HostMemory`.
     """
     columns: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
@@ -131,7 +131,7 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
-    """Store one rollout `[T, B, ...]`, T being `init`'s `rollout`, and the carry `[B, ...]` at its first row.
+    """Store one rollout `[T, B, ...]`, where T is `init`'s `rollout`, and the carry `[B, ...]` at its first row.
 
     If a row of nonzero weight is followed by the first row of an episode, its next observation is missing (for example
     because the run was resumed with new host environments), and the row is stored with weight 0.
@@ -150,7 +150,7 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
     episode_step = None
     if ring.episode_step is not None:
-        # Count from the episode's first row, or continue from the last stored number: no loop over time.
+        # Count from the episode's first row, or continue from the last stored number, without a loop over time.
         number = jnp.arange(length, dtype=jnp.int32)[:, None]
         began = jax.lax.cummax(jnp.where(rows.first, number, -1 - ring.episode_step[:, last][None]), axis=0)
         episode_step = write(ring.episode_step, number - began)
@@ -165,7 +165,7 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
 
 def is_on_host(leaves: PyTree) -> bool:
-    """Return whether arrays, all in the same memory, are in the host's memory."""
+    """Return whether arrays are in the host's memory; all must be in the same memory."""
     return any(jax.typeof(x).memory_space is jax.memory.Space.Host for x in jax.tree.leaves(leaves))
 
 

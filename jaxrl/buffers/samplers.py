@@ -1,8 +1,8 @@
 """Implementations of the samplers and removers of `jaxrl.core.sources`.
 
 Items are described by arrays over their positions: a priority (negative where there is no item) and ages. Random
-samplers also have sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that no choice scans
-all items. Weights depend only on the sampler and the priorities.
+samplers also use sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that items are selected
+without scanning all. Weights depend only on the sampler and the priorities.
 """
 
 from collections.abc import Callable
@@ -45,9 +45,9 @@ def draw(
     Args:
       key: key of this draw.
       priority: float32 [trees, n], negative where there is no item.
-      levels: over `weight(sampler, priority)`.
-      tree: int32 [1], the tree.
-      items: int32 [1], the number of items in it.
+      levels: sum trees over `weight(sampler, priority)`.
+      tree: the tree to draw from, int32 [1].
+      items: the number of items in this tree, int32 [1].
 
     Returns:
       The item's position, int32 [1], and its probability, float32 [1]; both are 0 if the tree is empty.
@@ -76,7 +76,7 @@ def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.A
       rule: a sampler or a remover.
       priority: float32 [...], negative where there is no item.
       inserted: the time since each item was inserted, int32 [...], all different.
-      touched: the time since each item was inserted or its priority set, likewise; not read by `Fifo` and `Lifo`.
+      touched: the time since each item was inserted or its priority set, int32 [...]; not read by `Fifo` and `Lifo`.
 
     Returns:
       A float32, -inf where there is no item, and an int32: the item with the largest float32 is first, with ties broken

@@ -13,8 +13,8 @@ def lengths(first: jax.Array, longest: int) -> jax.Array:
     """Return the number of rows from each row to the end of its episode, at most `longest`.
 
     Args:
-      first: bool [T, B], of consecutive rows.
-      longest: static.
+      first: whether each of consecutive rows begins an episode, bool [T, B].
+      longest: the maximum, static.
 
     Returns:
       int32 [T - longest + 1, B], without the last `longest - 1` rows.
@@ -28,10 +28,10 @@ def lengths(first: jax.Array, longest: int) -> jax.Array:
 
 
 def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> jax.Array:
-    """Return the rows at which a sequence begins.
+    """Return a mask of the rows at which a sequence begins.
 
     Args:
-      ring: the rows.
+      ring: the ring that stores the rows.
       slot: int32 [starts + rows - 1], consecutive slots modulo the ring's; the last `rows - 1` are not starts.
       sequence: the rules.
       rollout: rows between two stored carries, static.
@@ -52,10 +52,10 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
         if sequence.stored_carry and rollout > 1:
-            # Wherever a recurrent state is known: a stored one, or the initial one at an episode's beginning.
+            # Begin wherever a recurrent state is known: a stored one, or the initial one at an episode's beginning.
             grid = (start % rollout == 0)[:, None] | ring.take_all(ring.rows.first, start)
             short = (step < sequence.period) | (length > longest - sequence.period)
-            return grid & (full | (short & (length > sequence.burn_in + 1)))  # at least a transition
+            return grid & (full | (short & (length > sequence.burn_in + 1)))  # a transition after burn-in
         grid = step % sequence.period == 0
         if sequence.end == "write":
             ends = ~ring.take_all(ring.rows.weight, slot[longest - 1 :])
@@ -107,8 +107,8 @@ def gather(
     """Return the sequences that begin at the given rows.
 
     Args:
-      ring: the rows.
-      slot, column: of the first rows, int32 [batch].
+      ring: the ring that stores the rows.
+      slot, column: slots and columns of the first rows, int32 [batch].
       valid: bool [batch], False where nothing was drawn.
       initial: the carry [batch, ...] if none is stored.
       sequence: the rules.

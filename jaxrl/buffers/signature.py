@@ -11,7 +11,7 @@ def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
 
     Args:
       expected: arrays or their shapes.
-      actual: likewise.
+      actual: arrays or their shapes.
       leading: number of leading axes whose lengths may differ.
     """
     required, found = (_by_path(tree, leading) for tree in (expected, actual))

@@ -1,4 +1,4 @@
-"""Sum trees of a few wide levels, for sampling items with probability proportional to their weights.
+"""Sum trees with a few wide levels, for sampling items with probability proportional to their weights.
 
 Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write recomputes the
 sums of the blocks that it changed from the level below, so float32 errors do not accumulate over many writes. A draw
@@ -28,7 +28,7 @@ def widths(size: int) -> tuple[int, ...]:
 
 
 def zeros(size: int, dtype: Any = jnp.float32) -> Levels:
-    """Return the levels over `size` weights of 0; an integer `dtype` is for counts, see `find`."""
+    """Return the levels over `size` weights of 0; an integer `dtype` is for counts (see `find`)."""
     return tuple(jnp.zeros(width, dtype) for width in widths(size))
 
 
@@ -36,17 +36,17 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
     """Set the weights of one tree at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for a range.
 
     Args:
-      levels: levels of the tree over `size` weights.
-      start: int32, in [0, size).
-      weight: float32 [k], k <= size.
-      size: static.
+      levels: levels of the tree.
+      start: position of the first weight, int32, in [0, size).
+      weight: new weights, float32 [k], k <= size.
+      size: number of weights in the tree, static.
     """
     count = weight.shape[0]
     position = (start + jnp.arange(count, dtype=jnp.int32)) % size
     changed = [levels[0].at[position].set(weight, unique_indices=True)]
     for level in levels[1:]:
         blocks = changed[-1].shape[0] // FAN
-        # Partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
+        # Three more for partial blocks at both ends and at the wrap; recomputing an unchanged block is harmless.
         count = min(count // FAN + 3, blocks)
         start = start // FAN
         block = (start + jnp.arange(count, dtype=jnp.int32)) % blocks
@@ -60,9 +60,9 @@ def put(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Array)
 
     Args:
       levels: levels of all trees, [trees, ...].
-      tree: int32 [k].
-      position: int32 [k] in these trees; equal positions must have equal weights; `NOWHERE` is dropped.
-      weight: float32 [k], finite and >= 0.
+      tree: indices of trees, int32 [k].
+      position: positions in these trees, int32 [k]; equal positions must have equal weights; `NOWHERE` is dropped.
+      weight: new weights, float32 [k], finite and >= 0.
     """
     changed = [levels[0].at[tree, position].set(weight, mode="drop", wrap_negative_indices=False)]
     for level in levels[1:]:
@@ -95,7 +95,7 @@ def draw(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def before(levels: Levels, tree: jax.Array, position: jax.Array) -> jax.Array:
-    """Return the sums of the weights before positions [k] in trees [k]: levels [trees, ...]."""
+    """Return the sum of the weights before each position [k] in trees [k]; levels are [trees, ...]."""
     total = jnp.zeros(position.shape, levels[0].dtype)
     for level in levels:
         width = level.shape[1] if level is levels[-1] else FAN
@@ -107,7 +107,7 @@ def before(levels: Levels, tree: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def find(levels: Levels, tree: jax.Array, rank: jax.Array) -> jax.Array:
-    """Return the positions [k] of the counted items of ranks [k] in trees [k], from 0: levels [trees, ...], int32.
+    """Return the positions [k] of the items with ranks [k], from 0, in trees [k]; levels are int32 [trees, ...].
 
     If a tree has no more than `rank` items, the position is arbitrary but in range.
     """
@@ -129,9 +129,9 @@ def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
 
 
 def choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Return the columns [k] drawn by uniform [k] from weights [k, n], or from one row [1, n] for all."""
+    """Return the columns [k] drawn by uniform numbers [k] from weights [k, n], or from the same weights [1, n]."""
     width = weight.shape[-1]
-    # Partial sums by a product with a triangular matrix: for few columns, twice as fast as a cumulative sum.
+    # For few columns, a product with a triangular matrix is twice as fast as a cumulative sum.
     triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
     sums = jnp.dot(weight, triangle, precision=jax.lax.Precision.HIGHEST)
     beyond = sums > (uniform * sums[:, -1])[:, None]

@@ -1,7 +1,7 @@
 """Replay of whole items, n-step transitions or sequences, with Reverb's samplers and removers.
 
-Rows of the last rollouts wait in a short ring until the rows after them arrive; then each begins an item, which is
-stored separately. The remover, not the age of the rows, decides which items are removed. This costs memory (an
+Rows of the last rollouts wait in a short ring until the rows after them have arrived. An item then begins at each row
+and is stored separately. The remover, not the age of the rows, decides which items are removed. This costs memory (an
 observation is stored in every item that contains it) and time (items are inserted and drawn one by one). A ring has
 neither cost.
 """
@@ -23,9 +23,9 @@ from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, T
 
 
 class Item(struct.PyTreeNode):
-    """Items of the table, `[items, ...]`."""
+    """Items of the table, with leaves `[items, ...]`."""
 
-    batch: PyTree  # a batch with leading axes of items, without `sample_info`, and with weights as without burn-in
+    batch: PyTree  # a batch with leading axes of items, without `sample_info`, with weights that ignore burn-in
     column: jax.Array  # int32, its environment
     step: jax.Array  # uint32, the step of its first row in its environment
     truncated: jax.Array  # bool, whether the episode was truncated at the end of the transition
@@ -40,7 +40,7 @@ class TableRows(struct.PyTreeNode):
 
 
 class TableIndex(struct.PyTreeNode):
-    """Part of a replay's state changed by sampling and new priorities."""
+    """Part of a replay's state that sampling and new priorities change."""
 
     tables: TableState  # [shards, ...], without the items
     largest: jax.Array  # [shards] float32, the largest priority so far
@@ -152,7 +152,7 @@ class TableReplay:
         return Item(batch, column, step, truncated, stamp), slot
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
-        """Sample this device's part of a batch, equally from every shard."""
+        """Sample this device's part of a batch, equally many items from every shard."""
         rules, rows, idx, source = self.rules, state.ring, state.index, self.source
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
@@ -191,7 +191,7 @@ class TableReplay:
         return ReplayState(rows, idx), batch.replace(sample_info=info)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Set the priorities [batch] of sampled items in turn; the last of two for one item applies.
+        """Set the priorities [batch] of sampled items in turn; if an item has two priorities, the last one applies.
 
         Priorities of removed items are dropped.
         """
@@ -212,7 +212,7 @@ class TableReplay:
 
 
 def _noted(idx: TableIndex, priority: jax.Array, counts: jax.Array) -> TableIndex:
-    """Return the index after new priorities [shards, k], of which those that count [shards, k] are noted."""
+    """Return the index with `largest` and `refused` updated by new priorities [shards, k] where `counts` is True."""
     fine = samplers.acceptable(priority)
     return idx.replace(
         largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & counts, priority, 0.0), axis=1)),

@@ -15,8 +15,8 @@ def gather(
     """Return the n-step transitions that begin at the given rows, assembled from the ring.
 
     Args:
-      ring: the rows.
-      slot, column: of the first rows, int32 [batch]; the n following slots hold rows.
+      ring: the ring that stores the rows.
+      slot, column: slots and columns of the first rows, int32 [batch]; the n following slots must hold rows.
       n_step: n, the maximum number of rewards of a transition.
       frame_stack: frame stacking; None: observations are stored whole.
 
@@ -29,7 +29,7 @@ def gather(
     bootstrap = jnp.ones(slot.shape, bool if rows.discount is None else jnp.float32)
     for k in range(n_step):
         if k:
-            # A row of weight 0 here has no valid next row: bootstrap from its observation.
+            # A later row of weight 0 has no valid next row: bootstrap from its observation.
             alive = alive & ring.take(rows.weight, slot + k, column)
         rewards.append(jnp.where(alive, ring.take(rows.reward, slot + k, column), 0.0))
         steps = steps + alive.astype(jnp.int32)

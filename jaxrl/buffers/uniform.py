@@ -13,17 +13,17 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
     """Draw rows at which a transition may begin, `count` from every shard.
 
-    All transitions of a dataset are equally likely, over all shards. In a run's own rows, those of a shard are equally
-    likely: a draw of a row of weight 0, such as an episode's last observation, is repeated up to three times, and then
-    returns a row that is ignored in learning.
+    In a dataset, all transitions of all shards are equally likely. In rows that a run collected, all transitions of a
+    shard are equally likely: the draw of a row of weight 0, such as an episode's last observation, is repeated up to
+    three times. If every attempt fails, the result is a row that is ignored in learning.
 
     Args:
-      ring: the rows, whose environments are ordered by shard.
-      key: for all devices.
-      shard: int32 [shards], the numbers of the logical shards here.
-      count: static.
-      lookback, lookahead: rows before and after its first that an item reads, static.
-      shards: over all devices, static; equal to the number of columns of a dataset.
+      ring: the ring that stores the rows; its environments are ordered by shard.
+      key: key that is the same on all devices.
+      shard: numbers of the logical shards on this device, int32 [shards].
+      count: number of draws per shard, static.
+      lookback, lookahead: numbers of rows that an item reads before and after its first row, static.
+      shards: number of shards on all devices, static; equal to the number of columns of a dataset.
 
     Returns:
       Positions int32 [shards, count], and whether a transition begins there, bool.
@@ -51,12 +51,14 @@ def draw(
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
-    """Return random bits for each shard, independent of the other shards here; one call of the generator.
+    """Return random bits for each shard, independent of which other shards are on this device.
+
+    All bits are generated in one call.
 
     Args:
-      key: for all devices.
-      shard: int32 [shards], their numbers.
-      count: static.
+      key: key that is the same on all devices.
+      shard: numbers of the shards, int32 [shards].
+      count: number of words per shard, static.
 
     Returns:
       uint32 [shards, count].
@@ -68,7 +70,7 @@ def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
 
 
 def mixed(bits: jax.Array) -> jax.Array:
-    """Hash bits [...], uint32, one to one (lowbias32 of C. Wellons' prospector); it is not a random generator."""
+    """Hash uint32 bits [...] one to one, by lowbias32 of C. Wellons' prospector; this is not a random generator."""
     x = bits + jnp.uint32(0x9E3779B9)  # otherwise 0 would stay 0
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -83,7 +85,7 @@ def unit(bits: jax.Array) -> jax.Array:
 def below(bits: jax.Array, limit: jax.Array) -> jax.Array:
     """Convert random bits to integers in [0, limit), by the high word of their product with the limit.
 
-    Probabilities are uneven by at most limit / 2^32. It needs half the random numbers of `jax.random.randint`, and no
+    Probabilities are uneven by at most limit / 2^32. This needs half the random numbers of `jax.random.randint`, and no
     division.
 
     Args:

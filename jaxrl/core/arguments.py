@@ -1,4 +1,4 @@
-"""Arguments of public functions, converted and checked by their annotations before anything is compiled."""
+"""Conversion and checks of public functions' arguments by their annotations, before anything is compiled."""
 
 import functools
 import inspect
@@ -25,17 +25,17 @@ _WORDS = {
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Return the types that an annotation joins by `|`."""
+    """Return the member types of a union annotation; other annotations count as a union of one."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
 def is_whole(annotation: Any) -> bool:
-    """Return whether an annotation is of whole numbers: `int`, `int | None`, `int | Sequence[int]`."""
+    """Return whether an annotation describes whole numbers: `int`, `int | None`, `int | Sequence[int]`."""
     return int in members(annotation) and float not in members(annotation)
 
 
 def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function's integer arguments be whole numbers of any type: `total_steps=1e6`, `seed=np.int64(3)`."""
+    """Accept whole numbers of any type as integer arguments: `total_steps=1e6`, `num_envs=np.int64(3)`."""
     parameters = inspect.signature(function).parameters
     counts = {name: whole for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
     return converting(function, list(parameters), counts)
@@ -49,7 +49,7 @@ def converting[**P, R](
     Args:
       function: the function.
       order: names of its arguments, in order.
-      converters: by argument; other arguments are passed unchanged.
+      converters: conversion functions by argument name; other arguments are passed unchanged.
     """
 
     def converted(name, value):
@@ -58,14 +58,14 @@ def converting[**P, R](
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         named = {name: converted(name, value) for name, value in kwargs.items()}
-        # The arguments have the function's names, in its order.
+        # The type checker cannot see that the converted arguments still match the function's parameters.
         return function(*map(converted, order, args), *args[len(order) :], **named)  # ty: ignore[invalid-argument-type]
 
     return call
 
 
 def problems_of(function: Callable, values: Mapping[str, Any], **limits: Limits) -> list[str]:
-    """Return the problems with values of a function's arguments, by their annotations and limits (see `checked`)."""
+    """Return one line per argument value that violates its annotation or limits (see `checked`)."""
     problems = []
     for name, parameter in inspect.signature(function).parameters.items():
         several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -75,13 +75,13 @@ def problems_of(function: Callable, values: Mapping[str, Any], **limits: Limits)
 
 
 def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check a function's arguments by their annotations, with one `ConfigError` for all problems.
+    """Return a decorator that checks arguments by their annotations and raises one `ConfigError` for all problems.
 
     Arguments annotated as `int`, `float`, `bool`, `str`, a path, a class, or one of these or None, are checked; whole
     numbers of any type become an `int`.
 
     Args:
-      **limits: by argument, the limits of its number: `episodes={"low": 1}`; or its allowed values:
+      **limits: limits or allowed values of each argument, by name: `episodes={"low": 1}`,
         `search={"choices": ("tpe", "random")}`.
     """
 

@@ -1,7 +1,7 @@
-"""Configurations as JSON and back: algorithms, networks and topologies are dataclasses, hence trees.
+"""Conversion of configurations to JSON and back: trees of dataclasses, such as algorithms, networks and topologies.
 
-A file refers to classes and functions by their registered names (`jaxrl.core.registry`): reading a configuration makes
-instances of registered dataclasses, and neither imports nor runs anything else that a file names.
+A file refers to classes and functions by their registered names (`jaxrl.core.registry`): reading a configuration
+creates instances of registered dataclasses, but never imports or runs anything else that the file names.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import is_bounded_shape
 
-BEFORE = "before"  # in a field's metadata: its value in configurations that were written before it existed
-_MOST_NUMBERS = 1 << 28  # of all arrays and spaces of a configuration
-_NUMBERS = "fiub"  # kinds of dtypes that files may hold
+BEFORE = "before"  # metadata key: a field's value in configurations that were written before the field existed
+_MOST_NUMBERS = 1 << 28  # maximum count of numbers in all arrays and spaces of a configuration
+_NUMBERS = "fiub"  # kinds of dtypes that are allowed in files
 
 
 def encode(value: Any) -> Any:
-    """Return `value` as JSON values: dataclasses become objects with a "type", other types without JSON too.
+    """Return `value` as JSON values; dataclasses become objects with a "type", other non-JSON types tagged objects.
 
     A value that cannot be read back (an unregistered class or function) becomes {"opaque": its repr}.
     """
@@ -57,12 +57,12 @@ def encode_fields(value: Any) -> dict[str, Any]:
 
 
 def opaque(value: Any) -> dict[str, str]:
-    """Return the placeholder in a file for a value that cannot be read back; the same in every process."""
+    """Return the placeholder for a value that cannot be read back; it is the same in every process."""
     return {"opaque": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
 def not_written(config: Any) -> list[str]:
-    """Return one line for each part of a configuration that was written as `opaque`: what to do about it."""
+    """Return one line for each part of a configuration that was written as `opaque`, with the remedy."""
     if isinstance(config, Mapping) and set(config) == {"opaque"}:
         return [
             f"{config['opaque']:.200} could not be written to config.json, so it cannot be read back; register its "
@@ -117,7 +117,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
             raise ConfigError(f"{name} cannot have {field}={item!r:.80}")
-    if not cls.__dataclass_params__.init:  # its __init__ does not take its fields
+    if not cls.__dataclass_params__.init:  # `__init__` does not accept the fields as arguments
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
         bare = cls.__new__(cls)
@@ -133,7 +133,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_sizes(config: Any) -> None:
-    """Check that the arrays and spaces of a configuration have at most 2^28 numbers together, before any is made.
+    """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before creating any.
 
     Raises:
       ValueError: they have more numbers.
@@ -144,7 +144,7 @@ def check_sizes(config: Any) -> None:
         if isinstance(value, dict):
             shape = value.get("shape")
             if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape):
-                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are refused elsewhere
+                total += math.prod(shape) if is_bounded_shape(shape) else 0  # larger shapes are rejected elsewhere
             waiting += value.values()
         elif isinstance(value, list):
             waiting += (item for item in value if isinstance(item, list | dict))
@@ -155,7 +155,7 @@ def check_sizes(config: Any) -> None:
 def _encode_array(array):
     flat = array.ravel()
     if flat.size > 1 and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
-        flat = flat[:1]  # mostly the bounds of images
+        flat = flat[:1]  # a constant array, such as the bounds of an image space, is stored as one number
     return {"array": [encode(x) for x in flat.tolist()], "shape": list(array.shape), "dtype": array.dtype.name}
 
 
@@ -226,7 +226,7 @@ def _hints(cls):
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether `value` has the type of a field's annotation; arrays of numbers count as JAX arrays."""
+    """Return whether `value` has the type of a field's annotation; NumPy arrays are accepted for `jax.Array`."""
     if isinstance(hint, typing.TypeAliasType):
         return _fits(value, hint.__value__)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -1,7 +1,7 @@
-"""Reductions over an episode of an environment's reports at every step (`TimeStep.info`), selected by name.
+"""Per-episode reductions of the values that an environment reports at every step (`TimeStep.info`), selected by name.
 
 "distance" is averaged over the episode's steps. "distance:last", "distance:max", "distance:min" and "distance:sum" are
-its last value, maximum, minimum and sum; each reduction of a report has its own name.
+the last value, maximum, minimum and sum. Several reductions of one report have different names.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
     """Update the running value of an episode after a step.
 
     Args:
-      name: name with its reduction.
+      name: name that includes the reduction, as in `parts`.
       so_far: the running value before this step; ignored at the first step, except by sums and means.
       value: the value at this step.
       steps: steps of the episode so far, including this one.
-      xp: numpy or jax.numpy, the module of these arrays, which have the same shape.
+      xp: module of the arrays, numpy or jax.numpy. All arrays have the same shape.
     """
     reduction = parts(name)[1]
     if reduction == "last":
@@ -41,5 +41,5 @@ def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
 
 
 def of_episode(name: str, total: Any, steps: Any, xp: Any) -> Any:
-    """Return the episode's reduction from the running value of `fold` after its last step."""
+    """Return an episode's reduced value, given the running value of `fold` after the last step."""
     return total / xp.maximum(steps, 1.0) if parts(name)[1] == "mean" else total

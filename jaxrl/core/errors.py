@@ -23,16 +23,16 @@ class ConfigError(JaxrlError, ValueError):
 
 
 class EnvironmentContractError(JaxrlError):
-    """Error for an environment that breaks the protocol `jaxrl.core.types.Environment`; it names the leaf."""
+    """Error for an environment that breaks the protocol `jaxrl.core.types.Environment`; the message names the leaf."""
 
 
 class EnvironmentFailedError(JaxrlError):
-    """Error for a host environment that raised, hung or lost its process; it contains the traceback, if any.
+    """Error for a host environment that raised, hung or lost its process; the message contains the traceback, if any.
 
     Attributes:
-      index: index of the environment among all of the run; None: a whole group.
-      seed: seed of its first reset; None if it was never reset.
-      action: action of the step that failed; None in a reset.
+      index: index of the environment among all environments of the run; None if a whole group failed.
+      seed: seed of the environment's first reset; None if it was never reset.
+      action: action of the step that failed; None if a reset failed.
     """
 
     def __init__(self, message: str, index: int | None = None, seed: int | None = None, action: Any = None):
@@ -41,7 +41,7 @@ class EnvironmentFailedError(JaxrlError):
 
 
 class MissingExtraError(JaxrlError, ImportError):
-    """Error for an optional dependency that is not installed; it names the extra to install."""
+    """Error for an optional dependency that is not installed; the message names the extra to install."""
 
     def __init__(self, what: str, extra: str, hint: str = ""):
         how = f"pip install 'jaxrl[{extra}]'" + (f" ({hint})" if hint else "")
@@ -49,7 +49,7 @@ class MissingExtraError(JaxrlError, ImportError):
 
 
 class CheckpointError(JaxrlError):
-    """Error if no checkpoint can be restored; it lists the attempted checkpoints and why each failed."""
+    """Error if no checkpoint can be restored; the message lists the attempted checkpoints and why each failed."""
 
 
 class RunDirectoryError(JaxrlError):
@@ -57,7 +57,7 @@ class RunDirectoryError(JaxrlError):
 
 
 class DatasetError(JaxrlError):
-    """Error for a dataset that is damaged or breaks the rules of its format; it names the episode and the field."""
+    """Error for a dataset that is damaged or violates its format; the message names the episode and the field."""
 
 
 class NoDatasetError(DatasetError, ConfigError):
@@ -65,7 +65,7 @@ class NoDatasetError(DatasetError, ConfigError):
 
 
 class RecordingError(JaxrlError):
-    """Error for trajectories of a run that could not be written; it has the path and the reason."""
+    """Error for trajectories of a run that could not be written; the message has the path and the reason."""
 
 
 class PeerError(JaxrlError):
@@ -77,7 +77,7 @@ class RunStoppedWarning(RuntimeWarning):
 
 
 class NonFiniteError(JaxrlError):
-    """Error for NaN or Inf in training; it names the leaf and the step."""
+    """Error for NaN or Inf in training; the message names the leaf and the step."""
 
 
 # Names of settings in Stable-Baselines3, CleanRL and purejaxrl that differ from jaxrl's.
@@ -125,11 +125,11 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
       kind: the kind of name, in words ("environment", "algorithm", "field of PPO").
       name: the name that was looked up.
       known: every name that exists.
-      listing: where all names are listed, a short clause, may be empty.
+      listing: short clause that says where all names are listed; may be empty.
     """
     known = sorted(known)
     lowered = {k.lower(): k for k in known}
-    # First names that contain it as a whole part: "entropy" in "update/entropy".
+    # First, names that end with `name` as a whole part: "update/entropy" for "entropy".
     within = [k for k in known if name and re.search(rf"[/:._-]{re.escape(name)}$", k, re.IGNORECASE)]
     similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]

@@ -14,18 +14,18 @@ from typing import IO, Any
 
 from jaxrl.core.errors import ConfigError
 
-LARGEST = 1 << 26  # maximum bytes of a file that is read as a whole
-CACHE = "JAXRL_CACHE"  # the environment variable with the cache folder
+LARGEST = 1 << 26  # maximum size, in bytes, of a file that is read completely
+CACHE = "JAXRL_CACHE"  # environment variable that sets the cache folder
 DEEPEST = 200  # maximum nesting of objects and lists
 
 
 def expand(path: str | os.PathLike) -> Path:
     """Return a path that a user gave, with `~` and `~user` at its beginning replaced by the home directory.
 
-    A folder of that name is written `./~`.
+    A path to a folder that is named `~` is written `./~`.
 
     Raises:
-      ConfigError: the path is empty, there is no such user, or the user has no home.
+      ConfigError: the path is empty, there is no such user, or the user has no home directory.
     """
     written = os.fspath(path)
     if not written:
@@ -42,19 +42,19 @@ def cache_folder() -> Path | None:
     """Return the folder set by `CACHE`, otherwise `jaxrl` in the user's cache folder; None if caching is off.
 
     Raises:
-      ConfigError: JAXRL_CACHE is a path that `expand` refuses.
-      RuntimeError: the user has no home.
+      ConfigError: JAXRL_CACHE is a path that `expand` rejects.
+      RuntimeError: the user has no home directory.
     """
     if setting := os.environ.get(CACHE, ""):
         return None if setting.lower() in ("off", "0", "no", "false") else expand(setting)
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():  # as the specification requires; an empty value counts as unset
+    if not folder.is_absolute():  # the XDG specification requires absolute paths; an empty value counts as unset
         folder = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return folder / "jaxrl"
 
 
 def open_to_read(path: str | os.PathLike) -> IO[bytes]:
-    """Open a regular file for reading; pipes and devices, which could block, are refused.
+    """Open a regular file for reading; reject pipes and devices, which could block.
 
     Raises:
       OSError: the file cannot be read.
@@ -63,7 +63,7 @@ def open_to_read(path: str | os.PathLike) -> IO[bytes]:
 
 
 def open_to_append(path: str | os.PathLike) -> IO[str]:
-    """Open a regular file for appending; links, which could redirect the writes, are refused.
+    """Open a regular file for appending; reject links, which could redirect the writes.
 
     Raises:
       OSError: the file cannot be written to.
@@ -73,10 +73,10 @@ def open_to_append(path: str | os.PathLike) -> IO[str]:
 
 
 def check_regular(directory: str | os.PathLike) -> None:
-    """Check that all files below a directory are regular, because a library that reads a pipe would block.
+    """Check that a directory contains only regular files, because a library that reads a pipe would block.
 
     Raises:
-      OSError: one is a pipe, a device, or a link to one; or a folder is a link, which is not followed.
+      OSError: a file is a pipe, a device, or a link to one, or a folder is a link (links are not followed).
     """
     for folder, folders, names in os.walk(directory):
         for path in (os.path.join(folder, name) for name in folders):
@@ -126,7 +126,7 @@ def escape_for_terminal(text: str) -> str:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
-    """Open a temporary file that atomically replaces the one at `path` on exit.
+    """Open a temporary file that atomically replaces the file at `path` on exit.
 
     Raises:
       OSError: the file cannot be written.
@@ -148,16 +148,16 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return `value` as strict JSON (RFC 8259), the only form written by jaxrl; NaN and infinities become null.
+    """Return `value` as strict JSON (RFC 8259), the only format that jaxrl writes; NaN and infinities become null.
 
     Raises:
-      TypeError: `value` holds something other than JSON values and tuples.
+      TypeError: `value` contains something other than JSON values and tuples.
     """
     return json.dumps(_with_null(value), indent=indent, allow_nan=False)
 
 
 def as_read_back(value: Any) -> Any:
-    """Return `value` as reading its JSON returns it: tuples become lists, keys strings, NaN None."""
+    """Return `value` after a round trip through JSON: tuples become lists, keys become strings, NaN becomes None."""
     return json.loads(to_json(value))
 
 
@@ -168,7 +168,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def clear_temporaries(directory: Path, names: Container[str]) -> None:
-    """Remove temporary files of processes that were killed while writing files of these names."""
+    """Remove temporary files left by processes that were killed while writing files with these names."""
     for left in directory.glob(f".*.{'[0-9a-f]' * 16}.tmp"):
         if left.name[1:-21] in names:
             left.unlink()

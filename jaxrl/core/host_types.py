@@ -20,16 +20,16 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 
     @property
     def doing(self) -> str:
-        """Describe the environments and the call that it is waiting for; empty if it is not waiting."""
+        """Describe the pending call and the environments that it waits for; empty if no call is pending."""
         ...
 
 
 @runtime_checkable
 class AsyncEnvironment(HostEnvironment, Protocol):
-    """Host environment that returns the first `batch_size` of its environments that are ready.
+    """Batch of host environments that returns the first `batch_size` environments that are ready.
 
-    `async_reset` begins all episodes; then `recv` and `send` are called in turn, from one thread. If `batch_size` is
-    `num_envs`, `reset` and `step` do both in one call.
+    `async_reset` begins all episodes; after that, `recv` and `send` are called alternately from one thread. If
+    `batch_size` is `num_envs`, `reset` and `step` send and receive in one call.
     """
 
     batch_size: int
@@ -37,16 +37,16 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def async_reset(self) -> None: ...
 
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which await an action.
+        """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which need an action.
 
-        It returns immediately. The actions are not modified afterwards.
+        The call returns immediately. The caller does not modify the actions afterwards.
         """
         ...
 
     def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        """Wait for `batch_size` environments; return their indices, int32 `[batch_size]`, in any order, and time steps.
+        """Wait for `batch_size` environments; return their indices (int32 `[batch_size]`, in any order) and time steps.
 
-        At least `batch_size` environments must have been reset or sent actions and not yet received.
+        At least `batch_size` environments must have a pending reset or action, whose result was not yet received.
         """
         ...
 
@@ -62,7 +62,7 @@ class RenderedEnvironment(HostEnvironment, Protocol):
         ...
 
     def render(self) -> np.ndarray | None:
-        """Render the first environment, uint8 [height, width, 3]; None if it renders nothing."""
+        """Return an image of the first environment, uint8 [height, width, 3]; None if there is nothing to render."""
         ...
 
 
@@ -71,29 +71,29 @@ class RenderedRecipe(HostRecipe, Protocol):
     """Recipe whose environments can be rendered."""
 
     def build_rendered(self, seed: int) -> RenderedEnvironment:
-        """Build one environment, as `build` does, that can be rendered."""
+        """Build one environment like those of `build`, but with rendering."""
         ...
 
 
 @runtime_checkable
 class AsyncRecipe(HostRecipe, Protocol):
-    """Recipe whose environments can also be asynchronous."""
+    """Recipe that can also build asynchronous environments."""
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
-        """Build the environments of `build`, with `batch_size` of them returned by every `recv`."""
+        """Build the same environments as `build`; every `recv` returns `batch_size` of them."""
         ...
 
 
 @runtime_checkable
 class InstanceRecipe(HostRecipe, Protocol):
-    """Recipe that may be limited to one environment, a user's instance."""
+    """Recipe that may be limited to one existing environment instance, passed by the user."""
 
     @property
     def instance(self) -> Any | None:
-        """Return the only environment; None if others can be created."""
+        """Return the user's environment instance; None if the recipe can create environments."""
         ...
 
 
 def only_instance(env: Environment | HostRecipe) -> Any | None:
-    """Return the one environment of an `InstanceRecipe`; None for recipes that can build more."""
+    """Return the user's instance of an `InstanceRecipe`; None for recipes that can create environments."""
     return env.instance if isinstance(env, InstanceRecipe) else None

@@ -1,10 +1,10 @@
-"""Handling of Ctrl-C, SIGTERM and a closing terminal: one owner, from a process's first line to its last.
+"""Handling of Ctrl-C, SIGTERM and a closing terminal, in one place for the whole lifetime of a process.
 
-An exception raised by a signal handler is raised wherever the main thread happens to be: within an import, whose lock
-then stays held; within a weak reference's callback, where it is lost; and never while C code runs, as XLA does for
-minutes. In the process of a command (`own`), no handler raises. A thread reads the received signals, which Python
-records even while the main thread runs C code, and ends the process, or passes the signal to a handler with something
-to save (`receiving`). Signals are handled at any time.
+An exception from a signal handler interrupts the main thread at an arbitrary point: during an import, whose lock stays
+held, or in a weak reference's callback, where the exception is lost. While C code runs, as XLA does for minutes, the
+exception is not raised at all. In the process of a command (`own`), handlers therefore never raise. A thread reads the
+received signals, which Python records even while the main thread runs C code, and either ends the process or passes
+the signal to a handler that has something to save (`receiving`). Signals are thus handled at any time.
 
 In a process that jaxrl does not own, such as a notebook, Ctrl-C remains a KeyboardInterrupt in the main thread:
 `interruptible` ensures that it is raised outside of imports, and not lost. This module does not import JAX.
@@ -31,11 +31,11 @@ _AGAIN = 0.05  # seconds until an interrupt is tried again
 _IMPORTS = "<frozen importlib"
 
 _pipe: list[int] = []  # read and write ends, once the signals of this process are owned
-_acting = threading.RLock()  # held while a signal is acted on
+_acting = threading.RLock()  # held while a signal is handled
 _receivers: list[Callable[[int], None]] = []  # innermost last
 _cleanups: list[Callable[[], object]] = []
-_received: list[int] = []  # the signals so far
-_exit_codes: list[int] = []  # of the command, after it has returned
+_received: list[int] = []  # all signals so far
+_exit_codes: list[int] = []  # exit code of the command, once it has returned
 _UNFLUSHED = 120  # Python's exit code if its output cannot be written
 
 
@@ -43,7 +43,7 @@ _UNFLUSHED = 120  # Python's exit code if its output cannot be written
 
 
 def own() -> None:
-    """Take over this process's signals; the main thread calls it first, and again after a library took them.
+    """Take over this process's signals; called early in the main thread, and again if a library replaced the handlers.
 
     SIGHUP stays ignored under `nohup`.
     """
@@ -52,7 +52,7 @@ def own() -> None:
         os.set_blocking(_pipe[1], False)
         threading.Thread(target=_act, args=(_pipe[0],), name="signals", daemon=True).start()
         os.register_at_fork(after_in_child=_disown)
-        atexit.register(_end)  # first, so that it runs last
+        atexit.register(_end)  # registered first, so that it runs last
     signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
     for number in _handled():
         signal.signal(number, _note)
@@ -65,7 +65,7 @@ def owned() -> bool:
 
 
 def unblock() -> None:
-    """Unblock SIGINT in a process that was started with `blocked`, once it can handle it."""
+    """Unblock SIGINT in a process that was started within `blocked`, once this process can handle the signal."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -81,17 +81,17 @@ def blocked() -> Generator[None]:
 
 @contextlib.contextmanager
 def receiving(receive: Callable[[int], None]) -> Generator[None]:
-    """Pass signals to `receive` within the block, in place of their earlier handling.
+    """Pass signals to `receive` within the block, instead of to the earlier handlers.
 
     Args:
-      receive: called with the number of each signal: in a separate thread if this process is owned, even while the main
-        thread is busy; otherwise in the handler of the main thread. It may call `leave`. It is not called after the
-        block.
+      receive: function called with the number of each signal. If this process is owned, it is called in a separate
+        thread, even while the main thread is busy; otherwise in the signal handler of the main thread. It may call
+        `leave`. It is not called after the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
     elif owned():
-        own()  # a library may have taken a signal in the meantime
+        own()  # a library may have replaced a handler in the meantime
         with _acting:
             _receivers.append(receive)
         try:
@@ -107,13 +107,13 @@ def receiving(receive: Callable[[int], None]) -> Generator[None]:
             yield
         finally:
             for number, handler in before.items():
-                if handler is not None:  # None: not from Python, and cannot be restored
+                if handler is not None:  # None: installed by C code, so Python cannot restore it
                     signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def cleaning_up(clean: Callable[[], object]) -> Generator[None]:
-    """Call `clean`, with a limit of seconds, if a signal ends this process within the context."""
+    """Call `clean`, which has a few seconds to finish, if a signal ends this process within the context."""
     _cleanups.append(clean)
     try:
         yield
@@ -122,9 +122,9 @@ def cleaning_up(clean: Callable[[], object]) -> Generator[None]:
 
 
 def leave(number: int) -> None:
-    """Leave immediately: end the process of a command; elsewhere raise KeyboardInterrupt, after any running import.
+    """End the process of a command immediately; in other processes, raise KeyboardInterrupt after any running import.
 
-    Child processes detect it and end.
+    Child processes detect that the process ended, and end too.
 
     Args:
       number: the signal's number.
@@ -144,13 +144,13 @@ def leave(number: int) -> None:
 
 
 def returned(code: int) -> int:
-    """Return the process's exit code after a command has returned; after a signal, end within seconds.
+    """Return the process's exit code for a command that returned `code`; after a signal, limit the time until exit.
 
-    The process ends after its exit hooks, without finalizing the interpreter, which would end a daemon thread that
-    waits for JAX within C++, and abort the process.
+    The process ends after its exit hooks, without finalizing the interpreter: finalization would end daemon threads
+    that wait for JAX in C++ code, which aborts the process.
 
     Args:
-      code: the command's exit code. It is replaced by the signal's if the command finished despite a signal.
+      code: the command's exit code. If it is 0 although a signal was received, the signal's exit code replaces it.
     """
     if owned():
         code = code or (128 + _received[-1] if _received else 0)
@@ -167,8 +167,8 @@ def _handled() -> list[int]:
 
 
 def _note(number: int, _: FrameType | None) -> None:
-    """Handle a signal in the main thread: only wake the thread of `_act`."""
-    if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # an event loop's
+    """Handle a signal in the main thread by waking the thread that runs `_act`."""
+    if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # set by an event loop
         signal.set_wakeup_fd(other)
         os.write(_pipe[1], bytes([number]))
 
@@ -186,7 +186,7 @@ def _act(pipe: int) -> None:
 
 
 def _disown() -> None:
-    """Reset a forked child's handlers to those of a new process, because its signals are not its parent's."""
+    """Reset a forked child's handlers to Python's defaults, because the parent's handlers are not meant for it."""
     signal.set_wakeup_fd(-1)
     for number in ENDING:
         if signal.getsignal(number) is _note:
@@ -216,7 +216,7 @@ def _flush() -> bool:
 
 
 def _end() -> None:
-    """End the rest of the process, when no thread handles signals anymore."""
+    """Exit with the command's exit code, or restore default handlers, because signals are no longer handled at exit."""
     if _exit_codes:
         _exit(_exit_codes[-1])
     for number in ENDING:
@@ -228,7 +228,7 @@ def _end() -> None:
 
 
 def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Make Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again if it was lost.
+    """Wrap `function` so that Ctrl-C raises KeyboardInterrupt outside of imports, and again if the exception was lost.
 
     This has no effect if Python's own handler is not installed, as in the process of a command.
     """
@@ -254,12 +254,12 @@ def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     return functools.wraps(function)(call)
 
 
-_calls: set[Any] = set()  # the code of `call`
-_tries: list[object] = []  # the next try of an interrupt, if there is one
+_calls: set[Any] = set()  # code objects of the wrappers `call`
+_tries: list[object] = []  # the pending retry of an interrupt, if any
 
 
 def _interrupt() -> None:
-    """Raise KeyboardInterrupt in the main thread: from its handler, or shortly later if it is importing."""
+    """Raise KeyboardInterrupt in the main thread: now, or shortly later if it is importing a module."""
     if _is_importing(sys._getframe()):
         _interrupt_again()
     else:
@@ -279,7 +279,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Interrupt again if the exception was raised in a weak reference's callback or a finalizer and lost."""
+    """Interrupt again if a KeyboardInterrupt was lost in a weak reference's callback or a finalizer."""
     if unraisable.exc_type is KeyboardInterrupt:
         _interrupt_again()
     else:

@@ -1,4 +1,4 @@
-"""Derivation of a run's random keys from its one root key.
+"""Derivation of a run's random keys from a single root key.
 
 The root is folded with a number for each stream, with the global index of an environment (never its device) and with
 the tick of a time step. The same seed therefore gives the same run on any number of devices and in any topology.
@@ -19,15 +19,15 @@ _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT, _POPULATIO
 def root_key(seed: int) -> jax.Array:
     """Return a run's root key, of the kind that generates numbers without a loop.
 
-    It equals `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, even if they are not: its words are
-    `(seed >> 32, seed mod 2^32)`. By default, JAX would ignore the first.
+    The key equals `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, even if they are disabled: its
+    words are `(seed >> 32, seed mod 2^32)`. By default, JAX itself would ignore the first word.
 
     Raises:
       ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
     """
     high, low = divmod(checked_seed("seed", seed), 1 << 32)
     key = jax.random.key(low)
-    if high:  # every algorithm's key has these two words, once or twice
+    if high:  # keys of every algorithm consist of these two words, once or twice
         words = jax.random.key_data(key).reshape(-1, 2).at[:, 0].set(np.uint32(high))
         key = jax.random.wrap_key_data(words.reshape(-1), impl=jax.random.key_impl(key))
     return unrolled(key)
@@ -36,14 +36,15 @@ def root_key(seed: int) -> jax.Array:
 def unrolled(key: jax.Array) -> jax.Array:
     """Return keys that generate the same numbers as `key` without a loop; keys of another algorithm are unchanged.
 
-    They have their own type: JAX rejects, for example, a `where` between them and keys of `jax.random.key`.
+    The returned keys have a separate type: JAX rejects, for example, a `where` between them and keys of
+    `jax.random.key`.
     """
     default = kind(key) == threefry.NAME and jax.config.jax_threefry_partitionable
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=threefry.KEYS) if default else key
 
 
 def kind(key: Any) -> Any:
-    """Return the implementation of typed keys, as `impl` of `jax.random.wrap_key_data`; `key` may be a shape."""
+    """Return the implementation of typed keys, the `impl` of `jax.random.wrap_key_data`; `key` may be a shape."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
     return found[0]
@@ -80,13 +81,13 @@ def reset_keys(roots: jax.Array) -> jax.Array:
 
 
 def episode_keys(env_keys: jax.Array) -> jax.Array:
-    """Return the keys [B] of explicit resets, from those of the environments' steps at the same tick [B]."""
+    """Return the keys [B] of explicit resets, derived from the environments' step keys [B] at the same tick."""
     return jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys)
 
 
 def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
-    """Return the keys [length, B] of the ticks after `first_tick` (uint32), all in one call."""
-    steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is the first reset's
+    """Return the keys [length, B] of the `length` ticks that follow `first_tick` (uint32)."""
+    steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is used by the first reset
     return jax.vmap(lambda tick: jax.vmap(lambda root: jax.random.fold_in(root, tick))(roots))(steps_per_env)
 
 
@@ -106,22 +107,22 @@ def evaluation_key(key: jax.Array) -> jax.Array:
 
 
 def population_key(key: jax.Array, point: int) -> jax.Array:
-    """Return the key for the copies between a population's members at `point`, from the population's root key."""
+    """Return the key for copying between a population's members at `point`; `key` is the population's root key."""
     return jax.random.fold_in(jax.random.fold_in(key, _POPULATION), point)
 
 
 def member_seed(seed: int, member: int) -> int:
-    """Return the seed in [0, 2^31) of a member of the population with this seed."""
+    """Return the seed, in [0, 2^31), of member number `member` of a population whose seed is `seed`."""
     return _derived_seed(seed, _POPULATION, member)
 
 
 def evaluation_seed(seed: int) -> int:
-    """Return the seed in [0, 2^31) for host environments of evaluations, different from that of training."""
+    """Return the seed, in [0, 2^31), for host environments in evaluations; it differs from the training seed."""
     return _derived_seed(seed, _EVALUATE)
 
 
 def held_out_seed(seed: int) -> int:
-    """Return the seed in [0, 2^31) for a final evaluation on episodes not used by a run's evaluations."""
+    """Return the seed, in [0, 2^31), for a final evaluation on episodes that a run's evaluations do not use."""
     return _derived_seed(seed, _HELD_OUT)
 
 

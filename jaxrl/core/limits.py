@@ -1,4 +1,4 @@
-"""Limits of numbers and their messages; without JAX, so that the command line checks before importing it."""
+"""Limits of numbers and their error messages, without JAX, so that the command line checks before importing JAX."""
 
 import math
 import operator
@@ -12,10 +12,10 @@ _SMALLEST, _TOO_LARGE = (
     2.0**128 - 2.0**103,
 )  # magnitudes; XLA treats smaller ones as 0, larger ones as inf
 _LEAST_STD = 1e-6  # as in brax's normalizer
-_LEAST_RELATIVE_STD = 2.0**-19  # of the mean's magnitude: 16 to 32 steps between float32 numbers
+_LEAST_RELATIVE_STD = 2.0**-19  # relative to the mean's magnitude: 16 to 32 steps between float32 numbers
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
-# Minimum values of a training's counts, in Python and on the command line.
+# Minimum values of the counts that configure training, in Python and on the command line.
 LEAST = {
     "total_steps": 1,
     "num_envs": 1,
@@ -35,10 +35,10 @@ def describe(limits: Mapping[str, float]) -> str:
 
 
 def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | None:
-    """Explain why a number is outside its limits or float32's range, as "must be at least 0"; None if it is fine.
+    """Return why a number is outside its limits or float32's range, such as "must be at least 0"; None if it is valid.
 
     Args:
-      number: anything; numbers are scalars, also of NumPy and JAX.
+      number: any value; scalars of Python, NumPy and JAX are numbers.
       limits: as for `describe`.
     """
     limits = limits or {}
@@ -62,19 +62,20 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
 
 
 def odd_discounts(discount: Any) -> Any:
-    """Return which of an environment's discounts are invalid for a step whose task continues: 0, NaN, beyond -1 and 1.
+    """Return a mask of the discounts that are invalid if the task continues: 0, NaN, and values outside [-1, 1].
 
     Args:
-      discount: array of NumPy or JAX, float32.
+      discount: an environment's discounts, a float32 array of NumPy or JAX.
     """
     return ~((discount != 0) & (abs(discount) <= 1))
 
 
 def varies(mean: Any, std: Any, least: float = _LEAST_STD) -> Any:
-    """Return whether values with these moments vary by more than rounding, elementwise.
+    """Return elementwise whether values with this mean and standard deviation vary by more than rounding errors.
 
-    Dividing values that hardly vary by their deviation would turn rounding differences of another simulator, or of the
-    environment behind a dataset, into many deviations. A pressure of 101325 +- 3 Pa varies by 400 steps of float32.
+    Dividing nearly constant values by their standard deviation would amplify rounding differences, as between two
+    simulators or between an environment and a dataset, to many standard deviations. A pressure of 101325 +- 3 Pa is not
+    nearly constant: it varies by 400 steps of float32.
 
     Args:
       mean, std: NumPy or JAX arrays of the same shape.
@@ -94,25 +95,25 @@ def whole(value: Any) -> Any:
         pass
     try:
         return operator.index(value)
-    except (TypeError, ValueError):  # ValueError: an array of several
+    except (TypeError, ValueError):  # ValueError: an array of several numbers
         return value
 
 
 def multiples(value, step):
-    """Return the multiples of `step` on both sides of `value`, in words."""
+    """Return the multiples of `step` next to `value`, below and above, as text."""
     below, above = value // step * step, -(-value // step) * step
     return f"{below} or {above}" if below else f"{above}"
 
 
 def divisors(value, near):
-    """Return the divisors of `value` on both sides of `near`, in words."""
+    """Return the divisors of `value` next to `near`, below and above, as text."""
     below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
     above = next((d for d in range(near, value + 1) if value % d == 0), None)
     return f"{below}" if above is None else f"{below} or {above}"
 
 
 def count_problems(**counts: tuple[object, int]) -> list[str]:
-    """Explain which values are not whole numbers of at least a minimum: `total_steps=(1000, 1)`; None is allowed."""
+    """Return one line per `name=(value, minimum)` whose value is neither None nor a whole number >= minimum."""
     problems = []
     for name, (value, least) in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -123,18 +124,18 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
 
 
 def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> list[str]:
-    """Explain why `value`, an argument called `name`, is not a finite number within its limits; empty if it is."""
+    """Return why `value`, the argument `name`, is not a finite number within its limits; empty if it is."""
     what = problem(value, limits)
     return [] if what is None else [f"{name}={value!r:.80} {what}"]
 
 
 def amount_problems(**amounts: float) -> list[str]:
-    """Explain which numbers are not at least 0, by name: `cpus_per_run=0.5`."""
+    """Return one line per named number that is negative or not finite: `cpus_per_run=0.5`."""
     return [what for name, amount in amounts.items() for what in number_problems(name, amount, {"low": 0})]
 
 
 def seed_problems(name: str, seed: object) -> list[str]:
-    """Return why `seed`, an argument called `name`, cannot be used as one; empty if it can."""
+    """Return why `seed`, the argument `name`, is not a valid seed; empty if it is."""
     try:
         checked_seed(name, seed)
     except ConfigError as error:
@@ -147,10 +148,10 @@ def checked_seed(name: str, seed: Any) -> int:
 
     Args:
       name: the argument's name, for the message.
-      seed: an integer of Python, NumPy or JAX.
+      seed: a Python, NumPy or JAX integer.
 
     Raises:
-      ConfigError: the seed is not an integer, or out of this range.
+      ConfigError: the seed is not an integer, or is out of range.
     """
     if not isinstance(seed, bool):
         try:
@@ -162,5 +163,5 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def training_problems(**counts: object) -> list[str]:
-    """Explain which counts are below their minimum in `LEAST`, by name: `total_steps=1000`."""
+    """Return one line per named count that is below its minimum in `LEAST`: `total_steps=1000`."""
     return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

@@ -1,4 +1,4 @@
-"""Comparison of the spaces of environments, policies and runs that must match."""
+"""Checks that the spaces of environments, policies and runs match."""
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -8,8 +8,7 @@ from jaxrl.core.types import HasSpaces
 def space_problems(here: HasSpaces, there: HasSpaces, description: str) -> list[str]:
     """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
 
-    Bounds of boxes may differ, since they depend on physical parameters and time limits, and a policy's output does not
-    depend on them.
+    Bounds of boxes may differ: they depend on physical parameters and time limits, but do not affect a policy's output.
 
     Args:
       here: the spaces to check.
@@ -25,7 +24,7 @@ def space_problems(here: HasSpaces, there: HasSpaces, description: str) -> list[
 
 
 def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
-    """Reject an environment in which a policy trained on `spec` cannot act; bounds of boxes may differ.
+    """Check that a policy trained on `spec` can act in `env`; bounds of boxes may differ.
 
     Raises:
       ConfigError: the spaces differ; the message contains both.

@@ -1,7 +1,8 @@
-"""Native spaces of environments outside JAX, and conversion of their elements to and from ours.
+"""Native spaces of environments outside JAX, and conversion between their elements and those of jaxrl's spaces.
 
-An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its spaces are stored as
-one `Box` or `Integers` per array, in the order of the leaves of jaxrl's space, which has the structure.
+An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its native spaces are
+stored as a flat sequence, one `Box` or `Integers` per array. The structure is defined by jaxrl's space, whose leaves
+have the same order.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError
 
 @dataclasses.dataclass(frozen=True)
 class Integers:
-    """The integers `first` .. `last`, one at a time, as in `gymnasium.spaces.Discrete`."""
+    """Space of single integers from `first` to `last`, both included, like `gymnasium.spaces.Discrete`."""
 
     first: int
     last: int
@@ -32,11 +33,11 @@ Native = spaces.Box | Integers
 
 @dataclasses.dataclass(frozen=True)
 class NativeSpaces:
-    """The spaces of an environment outside JAX, array by array.
+    """Native spaces of an environment outside JAX, one per array.
 
     Attributes:
-      observation: spaces of the observation's leaves.
-      action: spaces of the action's leaves.
+      observation: native spaces of the observation's leaves, in order.
+      action: native spaces of the action's leaves, in order.
     """
 
     observation: tuple[Native, ...]
@@ -50,29 +51,29 @@ def check_fits(native: Sequence[Native], space: spaces.Space) -> None:
     """Raise a ConfigError unless there is a native space of the same shape for every leaf of `space`."""
     shapes = [leaf.shape for leaf in spaces.leaves(space)]
     if [one.shape for one in native] != shapes:
-        raise ConfigError(f"native spaces of shapes {[one.shape for one in native]} for a space of {shapes}")
+        raise ConfigError(f"native spaces have shapes {[one.shape for one in native]}; the space needs {shapes}")
 
 
 def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any]:
-    """Return a function from our actions, one or a batch, to numpy actions in the native space.
+    """Return a function that converts jaxrl's actions, single or batched, to numpy actions in the native space.
 
-    Actions of a `Box` are clipped to its bounds, in its own dtype.
+    Actions of a `Box` are clipped to the native bounds, in the native dtype.
 
     Args:
-      space: our action space.
-      native: the environment's native spaces, one for every leaf.
+      space: jaxrl's action space.
+      native: the environment's native spaces, one per leaf.
     """
     return _over_parts(space, native, _leaf_writer)
 
 
 def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
-    """Return a function from native observations, one or a batch, to numpy arrays of our space's types.
+    """Return a function that converts native observations, single or batched, to numpy arrays of jaxrl's dtypes.
 
-    It raises an EnvironmentContractError for values outside our space's types.
+    The function raises an EnvironmentContractError for values that do not fit jaxrl's space.
 
     Args:
-      space: our observation space.
-      native: the environment's native spaces, one for every leaf.
+      space: jaxrl's observation space.
+      native: the environment's native spaces, one per leaf.
       where: the environment's name, for errors.
     """
     read = _over_parts(space, native, lambda leaf, own: _leaf_reader(leaf, own, where))
@@ -80,7 +81,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
-    """Return whether native elements differ from ours because they count from another number."""
+    """Return whether native elements differ from jaxrl's in their first integer, or in dtype where jaxrl uses bool."""
     return any(
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
@@ -88,7 +89,7 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
 
 
 def named_parts(space: spaces.Space, x: Any) -> Any:
-    """Return an element of a space, with tuples for dictionaries converted to dictionaries by position, "0", "1"."""
+    """Return an element of a space, converting tuples to dictionaries (keys "0", "1") where the space is a `Dict`."""
     if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
         return x
     if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):
@@ -99,7 +100,7 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
-    """Return a function that applies to each array of an element the function that `of_leaf` returns for its space."""
+    """Return a function that converts an element leaf by leaf, with the function that `of_leaf` returns for each."""
     if not isinstance(space, spaces.Composite):
         return of_leaf(space, *native)
     own = iter(native)
@@ -108,7 +109,7 @@ def _over_parts(space, native, of_leaf):
 
 
 def _first(native: Native) -> Any:
-    """Return the first of the whole numbers: an int, or an array of the box's dtype."""
+    """Return the number from which a native space counts: an int, or an array of the box's dtype."""
     return native.first if isinstance(native, Integers) else native.low
 
 
@@ -157,11 +158,11 @@ def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -> np.ndarray:
-    """Convert to whole numbers within bounds, counted from `start`."""
+    """Convert integers that count from `start` to integers that count from 0 and are within bounds."""
     x, dtype = np.asarray(x), np.dtype(dtype)
     shape = np.shape(high)
     if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):
-        return x  # an image, whose bounds are nearly always the dtype's; or a shape that is reported elsewhere
+        return x  # an image, bounded by its dtype in nearly all cases; or a wrong shape, which is reported elsewhere
     _check_kind(x, where)
     counted = x - start if np.any(start) else x
     within = (counted >= low) & (counted <= high)  # False for NaN

@@ -10,14 +10,14 @@ from typing import Any
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 
-MARK = "written by jaxrl"  # in files whose format does not identify the writer
+MARK = "written by jaxrl"  # text in files whose format does not identify the program that wrote them
 
 _TABLE = (
     rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
     rb"return\W+evaluations\W+ended)\b"
 )
-# First bytes of files of each kind. Appended files may be empty. Pictures and episodes of versions without the mark are
-# recognized by their sizes, resolution, palette and last delay. All other kinds have the mark.
+# Patterns of the first bytes of each kind of file. Files that are appended to may be empty. Pictures and episodes from
+# versions without the mark are recognized by sizes, resolution, palette and last delay. Other kinds have the mark.
 _KINDS = {
     "brax": rb"\s*<.*(?:written by jaxrl|brax)",
     "config": rb'\s*\{(?=.*"(?:format": ?\d|type": ?"algorithm:))(?=.*"(?:algorithm|sweep|tune)": ?\{)',
@@ -48,7 +48,7 @@ _KINDS = {
     "table of metrics": rb"step(?:,seconds\b|,[^,/\n]+/|\r?\n)",
     "wandb": rb'\{\s*"id": "[\w-]+"',
 }
-# Files that a run, a search or a sweep's program writes and deletes in its directory, the first one last.
+# Files that a run, a search or a sweep's program writes to its directory and deletes there, in reverse order.
 OF_RUNS = {
     "config.json": "config",
     ".lock": "lock",
@@ -92,7 +92,8 @@ def is_own(path: Path, kind: str) -> bool:
 
     Args:
       path: path of the file.
-      kind: a key of `_KINDS`; any other kind has the mark. For directories "folder", and "step" for a checkpoint.
+      kind: a key of `_KINDS`; files of other kinds must have the mark. For a directory, "folder", or "step" if it is a
+        checkpoint.
     """
     if path.is_symlink():
         return False
@@ -115,7 +116,7 @@ def check_output(path: Path, kind: str) -> None:
       kind: see `is_own`.
 
     Raises:
-      ConfigError: the path contains something else.
+      ConfigError: the path exists, but jaxrl did not write a file of this kind there.
     """
     if os.path.lexists(path) and not is_own(path, kind):
         raise ConfigError(
@@ -124,7 +125,7 @@ def check_output(path: Path, kind: str) -> None:
 
 
 def check_folder(path: Path, kind: str) -> None:
-    """Check that jaxrl can keep `kind` in a folder without replacing or deleting other files.
+    """Check that jaxrl can store `kind` in a folder without replacing or deleting other files.
 
     Args:
       path: the path of the folder, which may be missing.
@@ -140,7 +141,7 @@ def check_folder(path: Path, kind: str) -> None:
     # Foreign event files cannot collide, because ours have new names.
     named = [(one, what) for one, what in _named(path, kind) if what != "events"]
     others = [one for one, what in named if not is_own(one, what)]
-    if not found and kind not in _SWEEPS:  # without its configuration, it cannot be resumed
+    if not found and kind not in _SWEEPS:  # without a configuration, the folder's contents cannot be resumed
         others += [one for one, what in named if what not in ("folder", "lock")]
     if others:
         raise RunDirectoryError(
@@ -184,20 +185,20 @@ def config_kind(config: Mapping[str, Any]) -> str:
 
 
 def _named(path: Path, kind: str) -> list[tuple[Path, str]]:
-    """Return the files in a directory with names used by this kind, with the kind of each file."""
+    """Return pairs of path and kind of file, for the files in a directory whose names `kind` uses."""
     names = OF_SWEEPS if kind in _SWEEPS else OF_RUNS
     return [(found, what) for pattern, what in names.items() for found in path.glob(pattern)]
 
 
 def _is_step(path: Path) -> bool:
-    """Return whether a folder is a checkpoint, complete, damaged, or partly written or deleted."""
+    """Return whether a folder is a checkpoint, even if it is damaged or only partly written or deleted."""
     record = path / "manifest.json"
     known = all(one.name.startswith(("state", "manifest.json", ".manifest.json.")) for one in path.iterdir())
     return known and (is_own(record, "manifest") or not record.exists() or (path / "state" / "_METADATA").exists())
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if not written by jaxrl."""
+    """Return the JSON object in a file; empty if jaxrl did not write the file or it cannot be read."""
     try:
         found = files.read_json(path) if is_own(path, kind) else {}
     except (OSError, ValueError):

@@ -17,14 +17,14 @@ _TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the number of bits of an element
 class Packing:
     """Layout of a tree's leaves `[B]` in arrays `[K, B]`, one of 32-bit elements and one of 8-bit elements.
 
-    Elements keep their bits, so packing cannot be differentiated. Other leaves are unchanged: those of another shape
-    (packing observations made PPO slower on CPUs, because products read them transposed), of 16 or 64 bits, of random
-    keys, and of weak types, which a loop may promote.
+    Elements keep their bits, so packing cannot be differentiated. Other leaves are unchanged: leaves of another shape
+    (packing observations made PPO slower on CPUs, because matrix products read them transposed), leaves with 16 or 64
+    bits per element, random keys, and weakly typed leaves, which a loop may promote.
 
     Args:
       structure: the structure of the tree.
       avals: shapes and types of the leaves, by path.
-      groups: leaves of each array in order, by the number of bits of an element.
+      groups: indices of the leaves in each packed array, in order, by the number of bits of an element.
     """
 
     structure: jax.tree_util.PyTreeDef
@@ -33,7 +33,7 @@ class Packing:
 
     @classmethod
     def of(cls, tree: PyTree, batch: int) -> Self:
-        """Return the packing for trees with the leaf shapes and types of `tree`, where B is `batch`."""
+        """Return the packing for trees whose leaves have the shapes and types of those of `tree`; B is `batch`."""
         groups: dict[int, list[int]] = {}
         avals = []
         for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree)):
@@ -64,7 +64,7 @@ class Packing:
         return rows + [leaf for n, leaf in enumerate(leaves) if n not in packed]
 
     def unpack(self, packed: Sequence[jax.Array]) -> PyTree:
-        """Return the tree of packed arrays `[..., K, B]`; its leaves are `[..., B, ...]`."""
+        """Return the tree, with leaves `[..., B, ...]`, that was packed into arrays `[..., K, B]`."""
         rows, others = packed[: len(self.groups)], iter(packed[len(self.groups) :])
         found = {
             n: _from_bits(row[..., k, :], self.avals[n][1].dtype)

@@ -12,7 +12,7 @@ from jaxrl.core.errors import ConfigError
 
 
 class _Key:
-    """Typed key: its data, and the name of its random number algorithm."""
+    """Picklable form of a typed key: its data, and the name of its random number algorithm."""
 
     def __init__(self, key: jax.Array):
         self.data, self.algorithm = np.asarray(jax.random.key_data(key)), keys.algorithm(key)
@@ -24,19 +24,19 @@ class _Key:
 
 
 def dumped(what: str, parts: Any, instead: str) -> bytes:
-    """Pickle `parts`, with arrays as numpy.
+    """Pickle `parts`, with JAX arrays converted to numpy.
 
     Args:
       what: name of the value, for the message.
       parts: a pytree, or anything else that Python pickles.
-      instead: remedy if it cannot be pickled.
+      instead: remedy for the message if pickling fails.
 
     Raises:
       ConfigError: a part cannot be pickled.
     """
     try:
         return pickle.dumps(jax.tree.map(_packed, parts))
-    except Exception as error:  # any error of a user's class
+    except Exception as error:  # a user's class may raise any error
         raise ConfigError(f"{what} cannot be pickled: {error!s:.300}; {instead}") from error
 
 

@@ -9,7 +9,7 @@ from jaxrl.core.types import ActorOutput, ActorState, Carry, Environment, EnvSpe
 
 
 class Model(struct.PyTreeNode):
-    """The environments as their own model: their current states, and transitions for any action."""
+    """Model for planning, which is the environment itself: its functions and the current states of all environments."""
 
     env: Environment  # one environment
     state: PyTree  # [B, ...]
@@ -19,8 +19,9 @@ class Model(struct.PyTreeNode):
 class Planner(Protocol):
     """Algorithm that acts by planning in the environment itself if its states are available.
 
-    They are available in JAX environments, in training, evaluations, exports and renderings. Otherwise it uses `act`:
-    for loaded policies, host environments, environments of several agents, and games against another policy.
+    States are available in JAX environments, in training, evaluations, exports and renderings. Otherwise the algorithm
+    acts by `act`: for loaded policies, host environments, environments with several agents, and games against another
+    policy.
     """
 
     def plan(
@@ -34,5 +35,5 @@ class Planner(Protocol):
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        """Return one action for each environment, as `act` does; `model` has their current states."""
+        """Return one action per environment, as `act` does; `model` has the environments' current states."""
         ...

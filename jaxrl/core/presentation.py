@@ -15,7 +15,7 @@ from jaxrl.core.limits import describe, problem, whole
 
 _PARTS = {"Torso": "torso", "Core": "core", "QHead": "head"}  # kinds of registered names, by protocol
 _NETWORKS = {*_PARTS.values(), "network"}  # kinds whose classes describe networks or their parts
-_kinds: dict[type, str] = {}  # of jaxrl's own classes
+_kinds: dict[type, str] = {}  # registered kinds of jaxrl's classes
 _WIDTH = 100  # columns of generated docstrings
 
 
@@ -26,7 +26,7 @@ def finish[T](cls: type[T], kind: str | None = None) -> type[T]:
 
     Args:
       cls: the class.
-      kind: kind of its registered name, if it has one. The sequences of classes of networks become tuples.
+      kind: kind of the class's registered name, if it has one. For networks, sequences in fields become tuples.
     """
     if kind is not None:
         _kinds[cls] = kind
@@ -60,7 +60,7 @@ def made(name: str, parameters: Mapping[str, Any], usual: Mapping[str, Any]) -> 
 
 
 def text(value: Any) -> str:
-    """Return the repr of a setting: numbers in arrays as numbers, larger arrays by type and shape."""
+    """Return the repr of a setting; scalar arrays are shown as numbers, larger arrays by dtype and shape."""
     shape = getattr(value, "shape", None)
     if hasattr(value, "__array__") and isinstance(shape, tuple):
         try:
@@ -86,7 +86,7 @@ def field_help(field: dataclasses.Field) -> str:
 
 
 def table(value: Any) -> str:
-    """Return an HTML table: for an environment its spaces and parameters, otherwise every field, changed ones bold."""
+    """Return an HTML table of an environment's spaces and parameters, or of a dataclass's fields, changed ones bold."""
     if hasattr(value, "observation_space") and hasattr(value, "action_space"):
         return as_html(value.name, _about_environment(value))
     different = changed(value)
@@ -116,7 +116,7 @@ def _about_environment(env: Any) -> list[tuple[str, str, str, bool]]:
     while dataclasses.is_dataclass(inner) and any(field.name == "env" for field in dataclasses.fields(inner)):
         others = {name: x for name, x in changed(inner).items() if name != "env"}
         wrappers.append(type(inner).__name__ + "".join(f" {name}={text(x)}" for name, x in others.items()))
-        inner = getattr(inner, "env")  # noqa: B009  a wrapper's
+        inner = getattr(inner, "env")  # noqa: B009  the field of a wrapper
     if wrappers:
         rows.append(("wrappers", ", ".join(wrappers), "the outermost first", False))
     return rows + [(name, text(x), "", False) for name, x in getattr(inner, "parameters", {}).items()]
@@ -162,7 +162,7 @@ def _document(cls: Any) -> None:
 def _convert_arguments(cls: Any, of_network: bool) -> None:
     """Make the constructor accept whole numbers of any type for static integers, and check parts of networks.
 
-    JAX's tracers and placeholders occur only in fields that are not static.
+    Other fields are not converted, because they may hold tracers and placeholders of JAX.
     """
     fields = [field for field in dataclasses.fields(cls) if field.init and _is_static(cls, field)]
     found = {field.name: _converter(cls, field, of_network) for field in fields}
@@ -173,7 +173,7 @@ def _convert_arguments(cls: Any, of_network: bool) -> None:
 
 
 def _converter(cls: type, field: dataclasses.Field, of_network: bool) -> Callable[[Any], Any] | None:
-    """Return the function that converts and checks a field's value; None if it may have any value."""
+    """Return the function that converts and checks a field's value; None if any value is allowed."""
     allowed = members(field.type)
     if of_network or getattr(allowed[0], "__name__", None) in _PARTS:
         return functools.partial(_network_setting, f"{cls.__name__}.{field.name}", field)
@@ -183,10 +183,10 @@ def _converter(cls: type, field: dataclasses.Field, of_network: bool) -> Callabl
 
 
 def _network_setting(label: str, field: dataclasses.Field, value: Any) -> Any:
-    """Return a setting of a network, or a part of one, after checking it; sequences become tuples, to be hashable.
+    """Check and return a setting or a part of a network; sequences become tuples, so that they are hashable.
 
     Raises:
-      ConfigError: a number is beyond the limits of the field, a sequence has too few or too many entries, or a part is
+      ConfigError: a number is outside the limits of the field, a sequence has too few or too many entries, or a part is
         of another kind.
     """
     declared, *others = members(field.type)
@@ -208,7 +208,7 @@ def _network_setting(label: str, field: dataclasses.Field, value: Any) -> Any:
 
 
 def _part(label: str, declared: type, or_none: str, value: Any) -> Any:
-    """Return `value` of a field declared as a part of networks, after checking that it is of this kind."""
+    """Check that `value` is a network part of the kind that its field declares, and return it."""
     kind, required = _PARTS[declared.__name__], [name for name in vars(declared) if not name.startswith("_")]
     if isinstance(value, type) or _kinds.get(type(value), kind) != kind or not all(hasattr(value, x) for x in required):
         allowed = ", ".join(sorted(f"{cls.__name__}(...)" for cls, own_kind in _kinds.items() if own_kind == kind))

@@ -1,4 +1,4 @@
-"""Selection of the recorded environments of a run, and of the rows transferred from the devices at once."""
+"""Selection of the environments that a run records, and of the rows to transfer from the devices per chunk."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,11 @@ import numpy as np
 
 from jaxrl.core.types import Trajectory
 
-CHUNK_BYTES = 1 << 26  # of rows per chunk
+CHUNK_BYTES = 1 << 26  # target size of the recorded rows per chunk
 
-# Returns the rows of a chunk on the host, numpy `[T, E, ...]` for the environments `Recorded.here`, and the version of
-# the acting policy at each, `[T]`: the number of iterations it had learned from. It may be called in any thread.
+# Function that returns the rows of a chunk on the host (numpy `[T, E, ...]`, for the environments `Recorded.here`) and
+# the version of the acting policy at each time `[T]`, which is the number of iterations that it had learned from. It
+# may be called in any thread.
 Fetch = Callable[[], tuple[Trajectory, np.ndarray]]
 
 
@@ -20,7 +21,7 @@ class Recorded:
     """Environments whose rows are transferred from the devices with every chunk; a static compilation key.
 
     Attributes:
-      num_envs: environments over all devices and processes.
+      num_envs: number of environments over all devices and processes.
       env_index: indices of the recorded environments, ascending.
       iterations: maximum iterations per chunk, to bound the memory of its rows.
     """
@@ -31,12 +32,12 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """Select about one in `every` environments, evenly spaced, at least one per process; all if there are fewer.
+        """Select about one in `every` environments, evenly spaced, at least one per process; all if fewer exist.
 
         Args:
           every: record one in `every` episodes.
-          num_envs: environments over all devices and processes.
-          iteration_bytes: bytes of one environment's rows in one iteration.
+          num_envs: number of environments over all devices and processes.
+          iteration_bytes: size in bytes of one environment's rows in one iteration.
         """
         count = max(jax.process_count(), round(num_envs / every)) if num_envs >= every else num_envs
         env_index = tuple(number * num_envs // count for number in range(count))
@@ -53,7 +54,7 @@ class Recorded:
         return [index - first for index in self.env_index if first <= index < first + count]
 
     def columns(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the columns recorded on each device, int32 `[devices, m]`, and a mask, False at padding."""
+        """Return the recorded columns of each device, int32 `[devices, m]`, and a mask that is False at padding."""
         block = self.num_envs // devices
         each = [self.within(device * block, block) for device in range(devices)]
         columns = np.zeros((devices, max(map(len, each))), np.int32)

@@ -1,8 +1,8 @@
-"""Registry of the names of classes and functions in files and on the command line, by kind.
+"""Registry of the classes and functions that files and the command line refer to by name, grouped by kind.
 
-jaxrl's classes are registered by the package that defines them (`add`), those of users by `jaxrl.register`. A file
-refers to them as "kind:name", never by module, so it stays valid when code moves, and reading it can only create
-registered objects.
+jaxrl's classes are registered by the package that defines them (`add`), users' classes by `jaxrl.register`. A file
+refers to a class as "kind:name", never by module, so the file stays valid when code moves, and reading the file can
+only create registered objects.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 USER = "user"  # the kind of everything that users register except environments
 
 _TABLE: dict[str, dict[str, Any]] = {kind: {} for kind in (*_HOMES, "environment", "suite", USER)}
-_NAMES: dict[Any, str] = {}  # "kind:name" of everything registered; the first of several names
+_NAMES: dict[Any, str] = {}  # "kind:name" of each registered object; the first one if it has several names
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
@@ -52,7 +52,7 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Register jaxrl's own classes under their lower-case names or keywords, and finish them (`presentation.finish`).
+    """Register jaxrl's classes under their lower-case names or keywords, and apply `presentation.finish` to them.
 
     Raises:
       ConfigError: a name is already registered.
@@ -69,7 +69,7 @@ def register[T: Callable[..., Any]](name: str, thing: T, /) -> T: ...
 @overload
 def register[T: Callable[..., Any]](name: str, /) -> Callable[[T], T]: ...
 def register(name, thing=None, /):
-    """Register your own class or function by name, for `jaxrl.make` and for `jaxrl.load`, which reads names from files.
+    """Register a class or function under a name, for `jaxrl.make` and for `jaxrl.load`, which reads names from files.
 
         jaxrl.register("mine:Corridor-v0", Corridor)    # an environment: jaxrl.make("mine:Corridor-v0", length=5)
 
@@ -82,10 +82,11 @@ def register(name, thing=None, /):
     example when a notebook cell is run twice.
 
     Args:
-      name: "suite:name" for an environment; otherwise a word. The default is the class's or function's own name.
-      thing: for an environment, a class, or a function of its parameters, that creates an `Environment` or a
-        `HostRecipe`; to load a run, it is called again with the parameters of `jaxrl.make`. Otherwise a dataclass or a
+      name: "suite:name" for an environment; otherwise a name without colon. The default is the name of the class or
         function.
+      thing: for an environment, a class or function that takes the parameters of `jaxrl.make` and creates an
+        `Environment` or a `HostRecipe`; it is called again with the same parameters to load a run. Otherwise a
+        dataclass or a function.
 
     Returns:
       `thing`; a decorator if `thing` is omitted.
@@ -114,7 +115,7 @@ def register(name, thing=None, /):
 
 
 def registered(kind: str) -> Mapping[str, Any]:
-    """Return everything of a kind by name, as a live view.
+    """Return a live view of the classes and functions registered under a kind, by name.
 
     Raises:
       ConfigError: there is no such kind.
@@ -166,7 +167,7 @@ def _enter[T](kind: str, name: str, thing: T) -> T:
 
 
 def _place(thing: object) -> tuple[str | None, str | None]:
-    """Return module and qualified name; a callable other than a class or function may have none."""
+    """Return the module and qualified name of an object; None for callables that lack them."""
     return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
 

@@ -1,4 +1,4 @@
-"""Reports of iterations: sums that add over iterations, chunks and devices, and whether all values were finite."""
+"""Reports of iterations: sums over iterations, chunks and devices, and where values were not finite."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,20 +13,20 @@ from jaxrl.core.types import Metrics, PyTree, Replicas, TimeStep
 
 
 class EpisodeSums(struct.PyTreeNode):
-    """Sums over the episodes that ended, so that they can be added over iterations, devices and chunks.
+    """Sums over finished episodes, which can be added over iterations, devices and chunks.
 
-    The sum of squares is of deviations from the mean, and is merged accordingly (Chan, Golub and LeVeque, 1979):
-    computed from float32 squares of large returns, the variance would be mostly rounding error.
+    `squares` sums the squared deviations from the mean and is merged accordingly (Chan, Golub and LeVeque, 1979).
+    Computed from float32 squares of large returns, the variance would be mostly rounding error.
     """
 
     count: jax.Array
     returns: jax.Array
-    squares: jax.Array  # of the returns' deviations from their mean
+    squares: jax.Array  # sum of the squared deviations of returns from their mean
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
-    lost: jax.Array  # rows that do not, although no episode ended: failures of host environments
-    lives: "EpisodeSums | None" = None  # the same over lives, if a game has several
-    info: dict[str, jax.Array] | None = None  # of each episode's values of the environment's reports
+    lost: jax.Array  # rows that do not count although no episode ended, because a host environment failed
+    lives: "EpisodeSums | None" = None  # the same sums over lives, if a game has several
+    info: dict[str, jax.Array] | None = None  # sums of the episodes' reduced values of `TimeStep.info`
 
     @classmethod
     def zero(cls) -> "EpisodeSums":
@@ -43,8 +43,8 @@ class EpisodeSums(struct.PyTreeNode):
         """Return the sums over several parts, such as devices.
 
         Args:
-          total: adds the arrays of a tree over the parts.
-          xp: numpy or jax.numpy, the module of these arrays.
+          total: function that sums the arrays of a tree over the parts.
+          xp: module of the arrays, numpy or jax.numpy.
         """
         whole = total(self)
         between = total(self.count * xp.square(self._mean(xp) - whole._mean(xp)))
@@ -55,7 +55,7 @@ class EpisodeSums(struct.PyTreeNode):
         return self.returns / xp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
-        """Return means over completed episodes, NaN if there are none; if a game has lives, also over lives."""
+        """Return means over finished episodes, NaN if there are none; if a game has lives, also means over lives."""
         lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
         lives |= {} if self.lives is None else {"lives": self.lives.count}
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -72,17 +72,17 @@ class EpisodeSums(struct.PyTreeNode):
 
 
 class Report(struct.PyTreeNode):
-    """Statistics as sums, so that iterations, chunks and devices can be added."""
+    """Statistics stored as sums, which can be added over iterations, chunks and devices."""
 
     episodes: EpisodeSums
     updates: Metrics  # summed over the iterations that had an update
     iterations: jax.Array  # iterations that had an update, float32
-    made: jax.Array  # updates of the learner, float32
-    # At the first iteration with non-finite values, int32 by name: 0 if finite; 1 for a metric; for collected values,
-    # larger the earlier they appeared (`jaxrl.parallel.iteration.store`).
+    made: jax.Array  # number of updates of the learner, float32
+    # Flags of the first iteration with non-finite values, int32 by name: 0 if finite; 1 for a non-finite metric; for
+    # collected values, a larger number the earlier they appeared (`jaxrl.parallel.iteration.store`).
     broken: dict[str, jax.Array]
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
-    actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
+    actors: Metrics = struct.field(default_factory=dict)  # metrics of host actors, over the chunk
     learned: jax.Array | None = None  # transitions of whole episodes used for learning, float32
 
     @classmethod
@@ -105,7 +105,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
-        """Merge the report of updates into that of the rollouts stored meanwhile, up to iteration `last`."""
+        """Merge a report of updates into this report of the rollouts stored meanwhile, up to iteration `last`."""
         here, there = self.failed_at, jnp.minimum(updates.failed_at, last)
         both = (here >= 0) & (there >= 0)
         return updates.replace(
@@ -115,7 +115,7 @@ class Report(struct.PyTreeNode):
         )
 
     def all_reduce(self, replicas: Replicas) -> "Report":
-        """Reduce over all devices; updates are already reduced."""
+        """Reduce a report over all devices, except its metrics of updates, which are already reduced."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
             broken=jax.tree.map(replicas.max, self.broken),
@@ -123,12 +123,12 @@ class Report(struct.PyTreeNode):
         )
 
     def with_state(self, state: RunState, last: jax.Array) -> "Report":
-        """Mark iteration `last` as failed unless all of `state`, which it returned, is finite.
+        """Mark iteration `last` as failed unless the state that it returned is finite.
 
         The metrics of an iteration depend on the parameters before its last update, so they do not verify the state.
         """
         shape = self.failed_at.shape  # one per run, if there are many
-        # One vector per dtype: a reduction for each leaf was a sixth of the kernels of a chunk.
+        # Concatenate the leaves of each dtype: separate reductions per leaf were a sixth of a chunk's kernels.
         by_type: dict[jnp.dtype, list[jax.Array]] = {}
         for x in jax.tree.leaves(persistent_state(state)):
             if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -139,7 +139,7 @@ class Report(struct.PyTreeNode):
         return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Return means by name: `train/...` of ended episodes, `update/...` of updates, `actors/...` of host actors."""
+        """Return means by name: `train/...` over episodes, `update/...` over updates, `actors/...` over host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
         episodes["train/updates"] = self.made
         if self.learned is not None:
@@ -151,7 +151,7 @@ class Report(struct.PyTreeNode):
 
 
 def joined(parts: Sequence[tuple[Report, int]]) -> Report:
-    """Join the reports of consecutive chunks without failures into one; numpy in, numpy out.
+    """Join the reports of consecutive chunks without failures into one, in numpy.
 
     Args:
       parts: each report, with its leaves on the host, and its number of iterations.
@@ -174,7 +174,7 @@ def _summed(stacked):
 
 
 def _joined_figure(name, values, lengths):
-    """Combine the actor metrics of several chunks: seconds and failures are summed, others averaged."""
+    """Combine a metric of actors over several chunks: by maximum, by sum for seconds and failures, or by average."""
     if name.endswith("_max"):
         return np.max(values)
     if name.endswith("seconds") or name == "failures":
@@ -183,7 +183,10 @@ def _joined_figure(name, values, lengths):
 
 
 def persistent_state(state: RunState) -> dict[str, PyTree]:
-    """Return the parts of a state that must be finite; environments may have infinities; rows are checked apart."""
+    """Return the parts of a state that must be finite.
+
+    Environment states are excluded, because they may contain infinities, as are rows, which are checked separately.
+    """
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):
         parts["timestep"] = {"observation": state.timestep.observation, "reward": state.timestep.reward}
@@ -197,7 +200,7 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collec
       episodes: sums over the episodes that ended.
       metrics: means over the updates.
       made: number of updates, float32.
-      collected: the entries of `Report.broken` for collected values.
+      collected: entries of `Report.broken` for collected values.
     """
     broken = collected | {name: (~jnp.isfinite(value)).astype(jnp.int32) for name, value in metrics.items()}
     fine = jnp.max(jnp.stack(list(broken.values()))) == 0
@@ -209,9 +212,9 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collec
 
 @jax.jit
 def accumulate(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
-    """Add iteration `number`'s report to `total`, or to an empty sum if `begins` (a bool).
+    """Add iteration `number`'s report to `total`, or to an empty sum if `begins` (a bool) is True.
 
-    One program thus handles a chunk's first report and all others.
+    The same compiled program thus handles the first report of a chunk and all others.
     """
     nothing = Report.zeros_like(report)
     return jax.tree.map(lambda old, none: jnp.where(begins, none, old), total, nothing).add(report, number)

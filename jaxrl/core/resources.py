@@ -1,4 +1,4 @@
-"""Limits on the processor cores of the parts of a run, and on the memory of its worker processes; JAX's devices.
+"""Limits on the processor cores of a run's parts and on the memory of its workers, and a check for JAX devices.
 
 Linux provides both: a core mask for each thread, inherited by threads and processes that it starts, and limits per
 process. The settings in force are stored in one place by `applied`; every part is started within `on`.
@@ -24,20 +24,21 @@ _GIB = 2**30
 class Resources:
     """Processor cores of the parts of a run, and memory of worker processes, on Linux.
 
-    Cores are written as "0-3,8". They are numbered from 0 among the cores that this process may use: if several
-    processes share a machine, by `jaxrl.launch` or Slurm, each numbers its own; with `own_cores`, those.
+    Cores are written as "0-3,8" and numbered from 0 among the cores that this process may use. If several processes
+    share a machine (`jaxrl.launch` or Slurm), each process numbers its own cores; with `own_cores`, the reserved cores
+    are numbered.
 
     Args:
-      learner: cores of this process with all its threads, except those below. On a CPU, this includes the threads of
-        XLA, which all parts share. None: all.
+      learner: cores of all threads of this process except those of the parts below. On a CPU, this includes the threads
+        of XLA, which all parts share. None: all.
       actors: cores of the actor threads. None: the learner's.
       environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that creates them.
       evaluator: cores of the evaluation thread (`async_evaluation`). None: the learner's.
-      worker_memory: maximum GiB of data per worker process; allocating more raises a `MemoryError` there, which ends
-        the run. None: no limit.
-      own_cores: number of cores reserved for the run until it ends, not used by other runs with `own_cores` of this
-        user and temporary folder (TMPDIR) on this machine, such as experiments of a sweep or several commands. None:
-        all are shared.
+      worker_memory: maximum GiB of data per worker process; allocating more raises a `MemoryError` in the worker, which
+        ends the run. None: no limit.
+      own_cores: number of cores to reserve until the run ends. Other runs with `own_cores` on this machine, such as
+        experiments of a sweep or several commands, do not use them if they have the same user and temporary folder
+        (TMPDIR). None: all cores are shared.
     """
 
     learner: str | None = None
@@ -53,7 +54,7 @@ registry.add("topology", Resources)
 
 @dataclasses.dataclass(frozen=True)
 class _Applied:
-    """Cores of the machine by part, and the memory limit of a worker in bytes."""
+    """Applied limits: cores of the machine by part, and the memory limit of a worker in bytes."""
 
     cores: Mapping[str, Set[int]]
     worker_bytes: int | None
@@ -104,7 +105,7 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
 def applied(resources: Resources | None) -> Generator[None]:
     """Apply `resources` to the parts of a run that are started within the block.
 
-    All existing threads of this process get the learner's cores, and their earlier cores afterwards.
+    All existing threads of this process are moved to the learner's cores, and back afterwards.
 
     Args:
       resources: valid according to `problems`; None: no changes.
@@ -129,13 +130,13 @@ def applied(resources: Resources | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
-    """Lock `count` of `cores` not owned by other runs, until the block or the process ends."""
+    """Lock `count` of `cores` that no other run owns, until the block or the process ends."""
     folder = Path(tempfile.gettempdir()) / f"jaxrl-cores-{os.getuid()}-{platform.node()}"
     with contextlib.ExitStack() as stack:
         owned = []
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            with _locked(folder / "choosing", wait=True):  # of two that choose simultaneously, one finds enough cores
+            with _locked(folder / "choosing", wait=True):  # if two runs choose at once, one must find enough cores
                 for core in cores:
                     if len(owned) < count and stack.enter_context(_locked(folder / str(core), wait=False)):
                         owned.append(core)
@@ -154,7 +155,7 @@ def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool) -> Generator[bool]:
-    """Hold the lock of a file; yield whether it was free."""
+    """Try to lock a file for the duration of the block; yield whether that succeeded."""
     import fcntl  # not available on Windows
 
     with files.open_to_append(path) as file:
@@ -166,12 +167,12 @@ def _locked(path: Path, *, wait: bool) -> Generator[bool]:
         try:
             yield True
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process has the file too
+            fcntl.flock(file, fcntl.LOCK_UN)  # explicit, because a forked process also has the file open
 
 
 @contextlib.contextmanager
 def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
-    """Move this process's threads to the learner's cores; afterwards to their earlier ones, new threads to `here`."""
+    """Move this process's threads to the learner's cores; afterwards, move them back, and new threads to `here`."""
     global _applied
     before, cores = _applied, applies.cores
     _applied = applies
@@ -191,7 +192,7 @@ def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
 
 @contextlib.contextmanager
 def on(part: str) -> Generator[None]:
-    """Assign the cores of `part` permanently to threads and processes started by the caller's thread within the block.
+    """Assign the cores of `part` to threads and processes that the caller's thread starts in the block, permanently.
 
     Args:
       part: one of `PARTS`.
@@ -202,7 +203,7 @@ def on(part: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int] | None) -> Generator[None]:
-    """Assign these cores to threads and processes started by the caller's thread within the block; None: unchanged."""
+    """Assign cores to threads and processes that the caller's thread starts in the block; None changes nothing."""
     if not cores:
         yield
         return
@@ -215,7 +216,7 @@ def on_cores(cores: Collection[int] | None) -> Generator[None]:
 
 
 def limit_worker(process: int) -> None:
-    """Limit the memory of a worker process, by its process id, to the applied `worker_memory`."""
+    """Limit the memory of the worker process with id `process` to the applied `worker_memory`."""
     limit = _applied.worker_bytes
     if limit is not None:
         import resource  # not available on Windows

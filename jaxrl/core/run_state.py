@@ -13,7 +13,7 @@ from jaxrl.core.types import Counter, PyTree, TimeStep
 class RunState(struct.PyTreeNode):
     """Complete state of a run, as saved in checkpoints."""
 
-    # First: JAX reuses donated memory for the first results of its shape, regardless of their memory kind.
+    # This field must be first: JAX reuses donated memory for the first results of the same shape, of any memory kind.
     buffers: dict[str, PyTree]
     learner: PyTree
     env_state: PyTree  # [B, ...]; () if environments are on the host
@@ -21,7 +21,7 @@ class RunState(struct.PyTreeNode):
     carry: PyTree  # [B, ...]
     key: jax.Array  # the run's root key, constant
     steps_per_env: Counter  # steps of one environment so far
-    empty_at: Counter  # the ticks at which the replays were empty: 0, unless a resume lost their contents
+    empty_at: Counter  # the last tick at which the replays were empty: 0, unless a resume lost their contents
 
     def __repr__(self) -> str:
         return f"RunState({tree_summary(self)})"

@@ -11,17 +11,17 @@ USAGE = {
     "exponential": "exponential:START:END[:UNTIL]",
     "piecewise": "piecewise:VALUE:BOUNDARY:VALUE[:BOUNDARY:VALUE ...]",
 }
-# Minimum and maximum count of numbers of each; a test compares them with the classes of `jaxrl.core.schedules`.
+# Minimum and maximum count of numbers per schedule; a test compares them with the classes of `jaxrl.core.schedules`.
 COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential": (2, 3)}
 
 
 def split(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """Parse a number, or the name of a schedule and its numbers in the given order.
+    """Parse text into a number, or into a schedule's name and numbers, in the given order.
 
     The schedule's class checks whether the numbers are valid, for example increasing boundaries.
 
     Raises:
-      ConfigError: what is wrong and what is allowed.
+      ConfigError: the text is neither a number nor a schedule; the message explains what is allowed.
     """
     name, *parts = (part.strip() for part in text.split(":"))
     if not parts:

@@ -1,4 +1,4 @@
-"""Schedules: numbers that change over a run. Frozen pytrees whose own numbers are leaves, so they can be swept too.
+"""Schedules: numbers that change over a run. They are frozen pytrees with numbers as leaves, so they can be swept.
 
 A schedule is a function of progress, the completed fraction of a run's total steps. It replaces a number in an
 algorithm's field, and `resolve_schedules` substitutes its current value before the algorithm is called.
@@ -20,8 +20,8 @@ from jaxrl.core.presentation import public_names
 Number = float | jax.Array
 
 
-# An algorithm's methods only see numbers, since `resolve_schedules` precedes them: type checkers treat schedules as
-# such.
+# An algorithm's methods see only numbers, because `resolve_schedules` is called first. So type checkers treat a
+# schedule as a number.
 _StandsForANumber = jax.Array if TYPE_CHECKING else object
 
 
@@ -51,7 +51,7 @@ class Constant(Schedule):
 
 @struct.dataclass
 class Linear(Schedule):
-    """Linear interpolation from `start` to `end`, reached at progress `until`; then `end`."""
+    """Linear interpolation from `start` to `end`, which is reached at progress `until` and kept afterwards."""
 
     start: Number
     end: Number
@@ -64,7 +64,7 @@ class Linear(Schedule):
 
 @struct.dataclass
 class Cosine(Schedule):
-    """Half-cosine decay from `start` to `end`, reached at progress `until`; then `end` (arXiv:1608.03983)."""
+    """Half-cosine decay from `start` to `end`, reached at progress `until` and kept afterwards (arXiv:1608.03983)."""
 
     start: Number
     end: Number
@@ -77,7 +77,7 @@ class Cosine(Schedule):
 
 @struct.dataclass
 class Exponential(Schedule):
-    """Exponential decay or growth from `start` to `end`, both positive, reached at progress `until`; then `end`."""
+    """Exponential decay or growth from `start` > 0 to `end` > 0, reached at progress `until` and kept afterwards."""
 
     start: Number
     end: Number
@@ -93,8 +93,8 @@ class PiecewiseConstant(Schedule):
     """Piecewise constant: `values[0]` up to progress `boundaries[0]`, then `values[1]`, and so on.
 
     Args:
-      values: one more than the number of boundaries.
-      boundaries: increasing, within (0, 1).
+      values: values in order, one more than there are boundaries.
+      boundaries: increasing numbers in (0, 1).
     """
 
     values: tuple[Number, ...]
@@ -107,7 +107,7 @@ class PiecewiseConstant(Schedule):
         return value
 
 
-SCHEDULES: dict[str, Any] = {  # dataclasses, which types cannot express
+SCHEDULES: dict[str, Any] = {  # all are dataclasses, which annotations cannot express
     "constant": Constant,
     "linear": Linear,
     "cosine": Cosine,
@@ -125,8 +125,8 @@ def resolve_schedules[T](algorithm: T, progress: Number) -> T:
     """Return the algorithm at `progress`, with every number and schedule resolved to a float32 scalar.
 
     Args:
-      algorithm: a pytree whose leaves are numbers, with schedules in place of some.
-      progress: the completed fraction of the run, a scalar in [0, 1], may be traced.
+      algorithm: a pytree whose leaves are numbers, some of which are replaced by schedules.
+      progress: the completed fraction of the run, a scalar in [0, 1] that may be traced.
 
     Returns:
       A copy without schedules; arrays of numbers keep their shape.
@@ -139,7 +139,7 @@ def resolve_schedules[T](algorithm: T, progress: Number) -> T:
 
 
 def schedule_problems(label: str, value: Any) -> list[str]:
-    """Return problems of a schedule's own numbers, one line each; empty for a plain number.
+    """Return problems of the numbers in a schedule, one line each; empty for a plain number.
 
     Args:
       label: the field's name, for the message ("PPO.learning_rate").
@@ -174,11 +174,11 @@ def parse(text: str | float) -> float | Schedule:
     """Parse a number or a schedule of the command line: `3e-4`, `linear:2.5e-4:0`, `cosine:1e-3:1e-5:0.5`.
 
     Args:
-      text: a number, or the name of a schedule and its numbers with colons between; `piecewise` takes values with the
-        boundaries between them (`piecewise:1e-3:0.5:1e-4`). A number instead of text is returned as a float.
+      text: a number, or the name of a schedule and its numbers, separated by colons; for `piecewise`, values alternate
+        with boundaries (`piecewise:1e-3:0.5:1e-4`). A number instead of text is returned as a float.
 
     Raises:
-      ConfigError: what is wrong and what is allowed.
+      ConfigError: `text` is neither a number nor a valid schedule; the message explains what is allowed.
     """
     if not isinstance(text, str):
         return float(text)
@@ -195,7 +195,7 @@ def parse(text: str | float) -> float | Schedule:
 
 
 def to_config(value: Scalar) -> float | str:
-    """Return the text of a number or schedule in `config.json`, which `parse` reads back exactly.
+    """Return a number, or a schedule as text, for `config.json`; `parse` reads either back exactly.
 
     Args:
       value: a number, or a schedule of numbers; not traced.

@@ -1,6 +1,6 @@
-"""Sources of experience for algorithms: rollouts, whole episodes, and replay in its many forms.
+"""Sources of experience for algorithms: rollouts, whole episodes, replays and datasets.
 
-Sources are descriptions, as plain data. A replay source defines the stored data, the items (n-step transitions or
+Sources are plain data that describe batches. A replay source defines the stored data, the items (n-step transitions or
 sequences) and the sampler; `jaxrl.buffers` implements it.
 """
 
@@ -31,8 +31,9 @@ class Rollouts:
 
     Args:
       length: steps per environment.
-      max_policy_lag: maximum number of updates by which the acting parameters lag behind the learner's, if the topology
-        has a choice: 0 for data of the learner's own policy, 1 to act during updates, None for the newest available.
+      max_policy_lag: maximum number of updates by which the acting parameters may lag behind the learner's, in
+        topologies that have a choice: 0 to act with the learner's current parameters, 1 to act during updates, None to
+        act with the newest available parameters.
     """
 
     length: int
@@ -53,7 +54,7 @@ class Episodes:
         its next observation; the rest is dropped.
       length: steps per environment between checks for finished episodes.
       max_policy_lag: as in `Rollouts`.
-      unit: T is a multiple of this, and at most the multiple above `max_length`.
+      unit: number that divides T, which is at most `max_length` rounded up to a multiple.
     """
 
     count: int
@@ -68,10 +69,11 @@ class Episodes:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Uniform sampling. Sequences, and the transitions of a dataset, are sampled among all.
+    """Uniform sampling.
 
-    For transitions of a run's own rows, each logical shard of environments contributes an equal part of the batch,
-    sampled uniformly within the shard.
+    Sequences, and the transitions of a dataset, are sampled uniformly among all items. For transitions that a run
+    collected, each logical shard of environments contributes an equal part of the batch, sampled uniformly within the
+    shard.
     """
 
 
@@ -85,13 +87,13 @@ class Prioritized:
     sampling is uniform. Priorities that are NaN, infinite or negative are rejected and counted.
 
     Args:
-      exponent: alpha; a number, may be traced. It is applied when a priority is written, so a schedule changes an
+      exponent: alpha, a number that may be traced. It is applied when a priority is written, so a schedule changes an
         item's probability when its priority is next updated.
-      beta: exponent of the importance weights (N P)^-beta; a number, may be traced.
+      beta: exponent of the importance weights (N P)^-beta, a number that may be traced.
       normalize: "batch": importance weights are divided by the largest in the batch (over all devices), so that they
         only scale updates down; "none": they are not normalized.
-      insertion: name of an entry of the rows' `extras`, float32 `[T, B]`, with each row's priority when it is stored;
-        None: the largest priority so far, initially 1.
+      insertion: name of the entry of the rows' `extras`, float32 `[T, B]`, that contains each row's initial priority;
+        None: the initial priority is the largest so far, or 1 for the first rows.
       eta: with `insertion` and sequences, a sequence's initial priority is eta * max + (1 - eta) * mean of its rows'
         entries (Kapturowski et al., 2019).
     """
@@ -103,7 +105,7 @@ class Prioritized:
     eta: float | Any = 0.9
 
     def problems(self) -> list[str]:
-        """Return why it cannot be a field's value, one line each."""
+        """Return why this sampler cannot be the value of an algorithm's field, one line per reason."""
         if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
             return []
         return [
@@ -114,27 +116,27 @@ class Prioritized:
 
 @dataclasses.dataclass(frozen=True)
 class Fifo:
-    """The item that was inserted first."""
+    """Rule that selects the item that was inserted first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lifo:
-    """The item that was inserted last."""
+    """Rule that selects the item that was inserted last."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MinHeap:
-    """The item with the lowest priority; ties go to the one inserted or updated longest ago."""
+    """Rule that selects the item with the lowest priority; of ties, the one inserted or updated longest ago."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxHeap:
-    """The item with the highest priority; ties go to the one inserted or updated longest ago."""
+    """Rule that selects the item with the highest priority; of ties, the one inserted or updated longest ago."""
 
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
-# Rules that do not depend on priorities, for algorithms that return none.
+# Rules that do not depend on priorities, for algorithms that do not return priorities.
 PlainSampler = Uniform | Fifo | Lifo
 PlainRemover = Fifo | Lifo
 
@@ -159,12 +161,13 @@ class Sequence:
         `end="continue"`: from the environment's first row).
       end: "write": sequences stay within an episode, and one more ends exactly at its end; shorter episodes are
         dropped. "truncate": a sequence may end early with the episode; its rows after that are zero and not in `mask`.
-        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": sequences continue into the
-        next episode, where a network's carry is reset.
-      burn_in: additional rows before those, only used to warm up a recurrent state.
-      stored_carry: store the acting recurrent state at the first row of every rollout, and begin sequences only there,
-        or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a sequence that ends
-        early has a transition after its burn-in. Otherwise a batch's carry is the initial one.
+        "zero_pad": like "truncate", but the zero rows are in `mask`, with weight 0. "continue": sequences continue into
+        the next episode, where a network's carry is reset.
+      burn_in: additional rows at the beginning of a sequence, used only to warm up a recurrent state.
+      stored_carry: whether to store the acting policy's recurrent state at the first row of every rollout. Sequences
+        then begin only at these rows or, unless `end="continue"`, at the first row of an episode, where the state is
+        the initial one; a sequence that ends early has a transition after its burn-in. If False, a batch's carry is the
+        initial one.
     """
 
     length: int
@@ -186,7 +189,7 @@ class FrameStack:
     Args:
       frames: number of frames in a stack.
       axis: axis of one observation along which frames are stacked, the newest last.
-      fill: frames before an episode's first: copies of that frame, or zeros.
+      fill: replacement for the missing frames before an episode's first: copies of the first frame, or zeros.
     """
 
     frames: int
@@ -195,11 +198,11 @@ class FrameStack:
 
 
 def steps_per_update(replay_ratio: float, num_envs: int) -> int:
-    """Return the steps per environment and update, from 1 to 128, so that updates do not come in bursts.
+    """Return the steps per environment between updates, from 1 to 128, such that updates do not come in bursts.
 
     Args:
-      replay_ratio: gradient updates per environment step. The result is 1 for invalid values, which are refused later.
-      num_envs: number of environments; 0 if nothing acts.
+      replay_ratio: gradient updates per environment step. The result is 1 for invalid values, which are rejected later.
+      num_envs: number of environments; 0 in training without acting.
     """
     if not isinstance(replay_ratio, int | float) or not replay_ratio > 0:
         return 1
@@ -211,29 +214,31 @@ class Replay:
     """Off-policy source: transitions, or sequences if `sequence` is set, sampled from stored experience.
 
     Args:
-      capacity: rows over all environments; with `storage="table"`, or with `over` and a remover, items.
+      capacity: maximum number of rows over all environments, or of items with `storage="table"`, or with `over` and a
+        remover.
       batch_size: items per update, over all devices.
-      min_size: rows before the first update, which also waits until every environment has enough for one item.
+      min_size: rows stored before the first update, which also waits until every environment has enough for one item.
       rollout_length: steps per environment between two rounds of updates.
-      replay_ratio: gradient updates per environment step, over all environments; held exactly.
+      replay_ratio: gradient updates per environment step, over all environments; kept exactly.
       n_step: number of rewards per transition.
-      sequence: makes items sequences instead.
+      sequence: settings of sequences; if set, items are sequences instead of transitions.
       sampler: rule for sampling items.
       max_times_sampled: number of times an item is sampled before it is removed; 0: no limit. With a limit, items are
         sampled one by one, except with Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: store each frame once.
-      over: name of another replay source whose rows are sampled; no rows are stored. Its `extras`, `frame_stack` and
-        `replay_memory` then apply, and its `capacity` in rows. Rows that it overwrites are removed here too.
-      storage: "ring": rows, which supports everything above; "table": whole items, each stored separately, as in
-        Reverb's tables: slower, and supports a `remover`; "flashbax": flashbax's flat buffers, for one-step transitions
+      over: name of another replay source whose rows this source samples instead of storing rows. The other source's
+        `extras`, `frame_stack`, `replay_memory` and `capacity` in rows apply. Items whose rows the other source
+        overwrites are removed.
+      storage: "ring": stores rows and supports everything above; "table": stores whole items separately, as in Reverb's
+        tables, which is slower but supports a `remover`; "flashbax": flashbax's flat buffers, for one-step transitions
         sampled uniformly or by priority.
       remover: rule for removing items from a full table; None: oldest first. With `over`, this source holds at most
         `capacity` items and removes others by this rule; None: it holds all items that begin in the rows. A ring's
         oldest rows are overwritten.
       replay_memory: memory that stores a ring's observations and recurrent states: "device", or "host", the memory of
-        the devices' host, for a replay too large for a device. Samples are gathered there. All data used for sampling
-        stays on the devices, and the run is bit for bit the same.
+        the devices' host, for a replay too large for a device. The host then gathers the samples, but all data used to
+        choose them stays on the devices, and the run is bit for bit the same.
     """
 
     capacity: int
@@ -259,19 +264,19 @@ class Replay:
 
     @property
     def lookahead(self) -> int:
-        """Return the number of rows after its first that an item reads."""
+        """Return the number of rows that an item reads after its first row."""
         return self.n_step if self.sequence is None else self.sequence.rows - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Another view of the rows of a replay, which provides a part of every batch (`Replay(over=...)`).
+    """Additional view of the rows of a replay, which provides a part of every batch (`Replay(over=...)`).
 
     Args:
       items: number of items per batch.
       sampler: rule for sampling them.
-      capacity: maximum number of items, over all environments; None: all that begin in the rows.
-      remover: with `capacity`, rule for removing items when there are more.
+      capacity: maximum number of items, over all environments; None: all items that begin in the rows.
+      remover: rule for removing items in excess of `capacity`, if that is set.
       max_times_sampled: number of times an item is sampled before it is removed; 0: no limit.
     """
 
@@ -294,7 +299,7 @@ class View:
         return found
 
     def of(self, name: str, replay: Replay) -> Replay:
-        """Return the source over the rows of `replay`, which is called `name`."""
+        """Return the source for this view over the rows of `replay`, a source named `name`."""
         return dataclasses.replace(
             replay,
             over=name,
@@ -317,7 +322,7 @@ class Dataset:
     Args:
       batch_size: items per update, over all devices.
       n_step: number of rewards per transition.
-      sequence: makes items sequences instead.
+      sequence: settings of sequences; if set, items are sequences instead of transitions.
     """
 
     batch_size: int
@@ -329,7 +334,7 @@ Source = Rollouts | Episodes | Replay | Dataset
 
 
 def value_problems(settings: Any, prefix: str = "") -> list[str]:
-    """Return which fields of a source, or of its parts, have values that no setup allows, one line each.
+    """Return one line per field of a source, or of its parts, whose value is invalid in any setup.
 
     Args:
       settings: a source, or a part of one.

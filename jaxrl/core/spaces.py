@@ -1,4 +1,4 @@
-"""Spaces of observations and actions. Immutable and hashable, hence static under `jit`."""
+"""Spaces of observations and actions. They are immutable and hashable, and thus static under `jit`."""
 
 import dataclasses
 import math
@@ -14,24 +14,24 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import whole
 from jaxrl.core.presentation import public_names
 
-MOST_NUMBERS = 1 << 26  # per element
+MOST_NUMBERS = 1 << 26  # maximum count of numbers per element
 _MOST_DIMENSIONS = 32
 
 
 def is_bounded_shape(shape: Sequence[int]) -> bool:
     """Return whether an array of this shape has at most 2^26 numbers, in at most 32 dimensions.
 
-    Shapes come from files, and even the product of a long list of sizes may take days.
+    Shapes may come from files, and computing the product of a very long list of sizes may take days.
     """
     return len(shape) <= _MOST_DIMENSIONS and math.prod(shape) <= MOST_NUMBERS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
-    """Arrays within bounds.
+    """Space of arrays within bounds.
 
     Args:
-      low, high: bounds, scalars or arrays that broadcast to `shape`; floats may be unbounded, `-inf` and `inf`.
+      low, high: bounds, scalars or arrays that broadcast to `shape`; `-inf` and `inf` for unbounded floats.
       shape: shape of one element.
       dtype: dtype of the elements: bool, or integers or floats of at most 8 bytes.
 
@@ -65,7 +65,7 @@ class Box:
         return self is other or (isinstance(other, Box) and self._key() == other._key())
 
     def __hash__(self):
-        # Only the first bounds, because a compiled function with a space as argument hashes it at every call.
+        # Only the first bounds are hashed, because every call of a compiled function hashes its static arguments.
         return hash((self.shape, self.dtype.str, self.low.flat[:1].tobytes(), self.high.flat[:1].tobytes()))
 
     def __repr__(self):
@@ -78,7 +78,7 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Return whether every bound and the range are finite (a bound at the dtype's largest float is infinite)."""
+        """Return whether all bounds and their range are finite (the dtype's largest float counts as infinite)."""
         if self.dtype.kind != "f":
             return True
         largest, kind = float(np.finfo(self.dtype).max), np.promote_types(self.dtype, np.float32)
@@ -90,7 +90,7 @@ class Box:
     def sample(self, key: jax.Array) -> jax.Array:
         """Sample one element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere.
 
-        It has the space's dtype, or JAX's replacement: without `jax_enable_x64`, at most 4 bytes per number.
+        The sample has the space's dtype; without `jax_enable_x64`, JAX replaces dtypes of more than 4 bytes per number.
 
         Raises:
           ConfigError: no number of that dtype lies within the bounds.
@@ -106,13 +106,13 @@ class Box:
         return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` has shape `shape` and is within the bounds, with any dtype; a scalar bool."""
+        """Return a scalar bool: whether `x`, of any dtype, has the space's shape and is within the bounds."""
         return _contains(x, self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """The integers 0 .. n-1.
+    """Space of the integers from 0 to n - 1.
 
     Raises:
       ConfigError: `n` is not from 1 to 2^31 - 1, or the dtype is not an integer type or cannot represent n - 1.
@@ -133,13 +133,13 @@ class Discrete:
         return jax.random.randint(key, (), 0, self.n, self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is an element of this space, as a scalar of any dtype; a scalar bool."""
+        """Return a scalar bool: whether `x`, a scalar of any dtype, is an element of this space."""
         return _contains(x, np.asarray(0, np.int64), np.asarray(self.n - 1, np.int64))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Several integers at once, the i-th of 0 .. nvec[i]-1.
+    """Space of vectors of integers, the i-th from 0 to nvec[i] - 1.
 
     Raises:
       ConfigError: `nvec` is not a vector, one of its numbers is not from 1 to 2^31 - 1, or the dtype is not an integer
@@ -167,13 +167,13 @@ class MultiDiscrete:
         return jax.random.randint(key, self.shape, 0, np.asarray(self.nvec), self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is an element of this space, a vector of any dtype; a scalar bool."""
+        """Return a scalar bool: whether `x`, a vector of any dtype, is an element of this space."""
         return _contains(x, np.zeros(self.shape, np.int64), np.asarray(self.nvec, np.int64) - 1)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Dict:
-    """Named spaces; an element is a dictionary with the same keys, in sorted order as in JAX."""
+    """Dictionary of spaces; an element is a dictionary with the same keys, in sorted order as in JAX."""
 
     items: tuple[tuple[str, "Space"], ...]
 
@@ -194,13 +194,13 @@ class Dict:
         return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.items)}
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is a mapping with these names whose parts are in their spaces; a scalar bool."""
+        """Return a scalar bool: whether `x` is a mapping with these names, with each part in its space."""
         return _contains_parts(self, x if isinstance(x, Mapping) and set(x) == set(self.spaces) else None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """Spaces by position, for actions; an element is a tuple of their elements."""
+    """Tuple of spaces, for actions; an element is a tuple with one element of each space."""
 
     spaces: tuple["Space", ...]
 
@@ -213,7 +213,7 @@ class Tuple:
 
     @property
     def items(self) -> tuple[tuple[int, "Space"], ...]:
-        """Return pairs of position and space, like `Dict.items` with name and space."""
+        """Return pairs of position and space, as `Dict.items` has pairs of name and space."""
         return tuple(enumerate(self.spaces))
 
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
@@ -221,7 +221,7 @@ class Tuple:
         return tuple(space.sample(keys[i]) for i, space in self.items)
 
     def contains(self, x: Any) -> jax.Array:
-        """Return whether `x` is a tuple or list whose parts are in their spaces; a scalar bool."""
+        """Return a scalar bool: whether `x` is a tuple or list of this length, with each part in its space."""
         return _contains_parts(self, x if isinstance(x, tuple | list) and len(x) == len(self.spaces) else None)
 
 
@@ -268,11 +268,11 @@ def _count(kind: str, name: str, n: Any, dtype: np.dtype) -> int:
 
 
 def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
-    """Return a bound as a new array of `dtype`, with a single number if all are the same array element."""
+    """Return a bound as a new array of `dtype`; a number that was broadcast to an array stays a single number."""
     if isinstance(bound, np.ndarray) and bound.size and not any(bound.strides):
-        bound = bound.flat[0]  # one broadcast number, which a conversion would expand
+        bound = bound.flat[0]  # a single broadcast number, which a conversion would expand
     found = np.asarray(bound)
-    if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # beyond 64 bits
+    if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # over 64 bits
         found = np.asarray(bound, np.float64)
     if found.dtype.kind not in "biuf":
         raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds are real numbers")
@@ -297,7 +297,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
 def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and largest numbers of `dtype` within bounds; the first is above the second if there is none.
 
-    For float32, numbers that XLA treats as 0 do not count.
+    Numbers of float32 that XLA treats as 0 are excluded.
     """
     if low.dtype == dtype:
         return low, high
@@ -323,7 +323,7 @@ def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 
 
 def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Return whether `x` has the shape of the bounds and is within them, and whole if they are whole numbers."""
+    """Return whether `x` has the shape of the bounds, is within them, and is whole if the bounds are integers."""
     whole = low.dtype.kind != "f"
     if not isinstance(x, jax.Array):
         try:
@@ -333,7 +333,7 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
     real = jnp.issubdtype(x.dtype, jnp.floating)
     if x.shape != low.shape or not (real or jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool):
         return jnp.asarray(False)
-    if isinstance(x, jax.Array):  # compared in its own dtype; NumPy compares two dtypes exactly
+    if isinstance(x, jax.Array):  # compare in the dtype of `x`; NumPy, unlike JAX, compares different dtypes exactly
         if x.dtype == bool:
             x = x.astype(jnp.uint8)
         if not (whole or real) or x.dtype == jnp.bfloat16:
@@ -347,14 +347,14 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
 
 def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
     """Sample whole numbers uniformly from `low` to `high`, both included, in their dtype."""
-    # Modulo 2^32, or 2^64, so that neither the number of values nor the sum can overflow.
+    # Computed modulo 2^32, or 2^64, so that neither the number of values nor the sum can overflow.
     word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
     steps = high.astype(word) - low.astype(word)
     if steps.max(initial=0) < 1 << 23:  # exactly representable in float32
         span = steps.astype(np.float32) + np.float32(1)
         offset = jnp.floor(jax.random.uniform(key, low.shape) * span).astype(word)
     else:
-        every = steps == np.iinfo(word).max  # whose number of values overflows `word`
+        every = steps == np.iinfo(word).max  # ranges whose number of values overflows `word`
         counts = np.where(every, steps, steps + np.asarray(1, word))
         offset = jax.random.randint(key, low.shape, np.zeros(low.shape, word), counts, word)
         offset = jnp.where(every, jax.random.bits(key, low.shape, word), offset)
@@ -375,7 +375,7 @@ def _sample_floats(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Arr
     normal = jax.random.normal(key, low.shape, dtype)
     one_sided = jnp.where(below, start + jnp.abs(normal), jnp.where(above, stop - jnp.abs(normal), normal))
     found = jnp.where(below & above, uniform, one_sided)
-    return jnp.clip(found, np.maximum(low, -largest), np.minimum(high, largest))  # rounding may go beyond
+    return jnp.clip(found, np.maximum(low, -largest), np.minimum(high, largest))  # rounding may exceed bounds
 
 
 def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
@@ -387,7 +387,7 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Return whether every part is in its space; `x` is None if it has other parts."""
+    """Return whether every part of `x` is in its space; False if `x` is None, which means that it has other parts."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))
@@ -413,12 +413,12 @@ def leaves(space: Space) -> list[ArraySpace]:
 
 
 def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
-    """Yield (path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
+    """Yield `(path, array_space, *parts)` for every array space, in the order of an element's leaves.
 
     Args:
-      space: defines the structure.
+      space: space that defines the structure.
       trees: as in `tree_map`.
-      path: prefix of every path; paths are as `jax.tree_util.keystr` writes them: `['legs'][0]`.
+      path: prefix of every path; paths have the format of `jax.tree_util.keystr`, such as `['legs'][0]`.
     """
     if not isinstance(space, Composite):
         yield path, space, *trees
@@ -433,7 +433,7 @@ def is_continuous(space: Space) -> bool:
 
 
 def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
-    """Return the part of a tree for each key of `space`: None if it is None or missing in a dictionary.
+    """Return the part of `tree` for each key of `space`; None for each if `tree` is None, or for a missing key.
 
     Raises:
       ConfigError: `tree` is not a dictionary or tuple, or has parts that `space` lacks.
@@ -460,7 +460,7 @@ def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
 
     Args:
       function: function of an array space and the corresponding part of each of `trees`.
-      space: defines the structure.
+      space: space that defines the structure.
       trees: trees with this structure at the top; a part passed to `function` may be a tree itself.
     """
     if isinstance(space, Dict):
@@ -476,7 +476,7 @@ def form(space: Space) -> Any:
 
 
 def zeros(space: Space) -> Any:
-    """Return an element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
+    """Return zeros as JAX arrays with the structure, shapes and dtypes of an element (not always a valid element)."""
     return tree_map(lambda space: jnp.zeros(space.shape, jax.dtypes.canonicalize_dtype(space.dtype)), space)
 
 
@@ -501,7 +501,7 @@ def size(space: Space) -> int:
 
 
 def named(x: Any) -> Any:
-    """Return elements with tuples as dictionaries, as in datasets; names are "0", "1", ..."""
+    """Return elements with tuples converted to dictionaries with keys "0", "1", ..., as in datasets."""
     if isinstance(x, tuple):
         return {str(i): named(part) for i, part in enumerate(x)}
     return {name: named(part) for name, part in x.items()} if isinstance(x, Mapping) else x

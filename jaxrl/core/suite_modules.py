@@ -1,11 +1,11 @@
-"""Modules of environment suites: jaxrl's own, and those declared by installed distributions.
+"""Modules of environment suites: jaxrl's suites, and suites declared by installed distributions.
 
 A distribution declares a suite as an entry point, in its `pyproject.toml`:
 
     [project.entry-points."jaxrl.suites"]
     mine = "package.module"
 
-Its module is imported when an environment of the suite is first looked up, and has the members of `Suite`.
+The module has the members of `Suite`, and is imported when an environment of the suite is first looked up.
 """
 
 import importlib
@@ -24,7 +24,7 @@ GROUP = "jaxrl.suites"
 
 
 class Own(NamedTuple):
-    """One of jaxrl's own suites.
+    """Description of one of jaxrl's suites.
 
     Attributes:
       module: the module of its adapter.
@@ -38,7 +38,7 @@ class Own(NamedTuple):
 
 
 _NO_LABMAZE = "on Python 3.13, for which its labmaze has no wheel, also pip install --no-deps dm-control"
-# They are not entry points: a checkout may be newer than its metadata, and reading metadata takes time.
+# These suites are not entry points: a checkout may be newer than its metadata, and reading metadata takes time.
 SUITES = {
     "brax": Own("jaxrl.envs.brax", "brax"),
     "craftax": Own("jaxrl.envs.suites.craftax", "craftax"),
@@ -55,22 +55,22 @@ SUITES = {
     "probe": Own("jaxrl.envs.probes"),
     "xminigrid": Own("jaxrl.envs.suites.xminigrid", "xminigrid"),
 }
-# Prefixes with another meaning: names registered by users, and passed dm_env environments.
+# Prefixes with another meaning: "user" for names registered by users, "dm_env" for environments passed as objects.
 _RESERVED = ("dm_env", "user")
 
 
 class Suite(Protocol):
-    """Module of a suite; it also registers the class of its environments, `registry.add("suite", NAME=CLASS)`."""
+    """Module of a suite; it also registers the class of its environments by `registry.add("suite", NAME=CLASS)`."""
 
     def names(self) -> Sequence[str]:
-        """Return the names of its environments, without the suite's prefix."""
+        """Return the names of the suite's environments, without the suite's prefix."""
         ...
 
     def make(self, name: str, **parameters: Any) -> Any:
         """Return the raw, episodic `Environment` of this name, or a `HostRecipe`.
 
         Raises:
-          ConfigError: unknown name, or parameters that are unknown, invalid or without effect.
+          ConfigError: the name is unknown, or a parameter is unknown, invalid or without effect.
         """
         ...
 
@@ -93,7 +93,7 @@ def declared() -> dict[str, list["EntryPoint"]]:
 
 
 def exists(suite: Any) -> bool:
-    """Return whether a suite is jaxrl's own or installed."""
+    """Return whether a suite is one of jaxrl's or is installed."""
     return suite in SUITES or suite in declared()
 
 

@@ -26,7 +26,7 @@ def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
     """Return every environment as "suite:name", sorted, except those of suites that are not installed.
 
     Args:
-      names: returns the environments of a suite.
+      names: function that returns the names of a suite's environments.
     """
     listed = [f"{suite}:{name}" for suite in suite_modules.SUITES if installed(suite) for name in names(suite)]
     for suite in suite_modules.declared():
@@ -41,8 +41,8 @@ def environments_of(suite: str, names: Callable[[str], Iterable[str]]) -> list[s
     """Return the environments of one suite as "suite:name", sorted.
 
     Args:
-      suite: jaxrl's own, an installed one, or the prefix of registered names before the colon.
-      names: returns the environments of a suite; called only for this one.
+      suite: one of jaxrl's suites, an installed suite, or the prefix of registered names before the colon.
+      names: function that returns the names of a suite's environments; called only for this suite.
 
     Raises:
       ConfigError: there is no such suite, or it cannot be imported.
@@ -67,14 +67,14 @@ def _need(suite, what):
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """Return the suite and the name within it for jaxrl's own and installed suites; None for a registered environment.
+    """Return the suite and the rest of a name, for jaxrl's and installed suites; None for a registered environment.
 
     Args:
       name: "suite:name".
-      names: returns the environments of a suite; called for a few suites if `name` has none.
+      names: function that returns the names of a suite's environments; called for a few suites if `name` has no suite.
 
     Raises:
-      ConfigError: there is no such suite, or the name has none.
+      ConfigError: there is no such suite, or `name` has no suite.
       MissingExtraError: the suite's package is not installed.
     """
     if name in _REGISTERED:
@@ -123,7 +123,7 @@ def gymnasium_names() -> Sequence[str]:
 
 def dm_control_names() -> Sequence[str]:
     """Return the tasks of dm_control's suite, "domain-task"."""
-    with warnings.catch_warnings(action="ignore"):  # glfw's, without a display
+    with warnings.catch_warnings(action="ignore"):  # glfw warns if there is no display
         from dm_control import suite
 
     return tuple(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)

@@ -3,7 +3,7 @@
 On CPU, JAX generates random numbers in a rolled loop of five iterations, each of which starts 17 kernels of a few
 numbers each. In small programs, these are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without
 the loop, XLA fuses the generation into its consumers and compiles the program faster, and the numbers are the same. On
-GPU and TPU, JAX already does this.
+GPU and TPU, JAX itself uses no loop.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and JAX's partitionable counters.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import random as jax_random
 
 NAME = "threefry2x32"
-"""The name of the generator in JAX and in jaxrl's files; keys of both implementations have the same words."""
+"""Name of the generator in JAX and in jaxrl's files; keys of both implementations have the same words."""
 
 _PARITY = np.uint32(0x1BD11BDA)
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -25,9 +25,9 @@ _DTYPES = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
 def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the hash of each 64-bit counter as two words, under the key [2]."""
-    # XLA would recompute the key in each of the many places that use it, and there again its inputs: compiling random
-    # numbers from a key that is itself random would not end.
+    """Return the hash, as two words, of each 64-bit counter with words `high` and `low`, under the key [2]."""
+    # Without the barrier, XLA would recompute the key, and recursively the key's inputs, in each of the many places
+    # that use it. Compiling random numbers from a key that is itself random would never end.
     key = jax.lax.optimization_barrier(key)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = high + schedule[0], low + schedule[1]
@@ -42,7 +42,7 @@ def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, j
 
 
 def _counted(key, shape):
-    """Return the hash of the counters 0, 1, ..., in `shape`."""
+    """Return the hashes of the counters 0, 1, ..., arranged in `shape`."""
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"{size} random numbers in one call; at most 2^32 - 1 are possible: use several calls")
@@ -82,4 +82,4 @@ KEYS = jax_random.define_prng_impl(
     name=f"{NAME}_unrolled",
     tag="fry",
 )
-"""The implementation, for the argument `impl` of `jax.random.key`."""
+"""Implementation of these keys, for the argument `impl` of `jax.random.key`."""

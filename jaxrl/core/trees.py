@@ -13,13 +13,13 @@ from jaxrl.core.types import PyTree
 
 
 def named_leaves(tree: PyTree, separator: str = "/", root: str = "") -> dict[str, Any]:
-    """Return the leaves of a tree, in order, each with its own name: "camera/depth".
+    """Return the leaves of a tree, in order, by unique names such as "camera/depth".
 
     Keys are joined by `separator`. Leaves with equal joined names, as in {"a/b": x, "a": {"b": y}}, are named by their
-    paths as printed by JAX, "['a/b']" and "['a']['b']"; all others have the short name, as in older files.
+    paths as printed by JAX, "['a/b']" and "['a']['b']"; all other leaves have the short name, as in older files.
 
     Args:
-      tree: any tree.
+      tree: any pytree.
       separator: separator between keys.
       root: name of the leaf if the tree is a single leaf.
 

@@ -44,18 +44,18 @@ Metrics = dict[str, jax.Array]
 class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """True statistics of the running episode, unaffected by reward wrappers.
 
-    If an episode is only part of a game (one life), they are the game's, and `complete` marks its end.
+    If an episode is only part of a game (one life), the statistics are the game's, and `complete` marks the game's end.
     """
 
     returns: Array  # sum of unmodified rewards so far, float32
     length: Array  # transitions so far, int32
-    complete: Array | None = None  # bool; None: as `TimeStep.last`
+    complete: Array | None = None  # bool; None: the same as `TimeStep.last`
     life: "Episode[Array] | None" = None  # return and length of only this part; None: an episode is the whole game
-    info: dict[str, Array] | None = None  # float32, of `TimeStep.info` so far (`jaxrl.core.episode_info`), or None
+    info: dict[str, Array] | None = None  # running values of `TimeStep.info`, float32 (`jaxrl.core.episode_info`)
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Output of an environment at one step; reward and endings are those that *arrived with* the observation."""
+    """Output of an environment at one step; the reward and ending are those that *arrived with* the observation."""
 
     observation: PyTree
     reward: Array  # float32; 0 where first
@@ -70,29 +70,29 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     # Float32 in [-1, 1], the environment's own discount in addition to gamma, for everything after this observation; 1
     # where first, 0 where terminated, negative where the other of two players moves next. None: 1 until the task ends.
     discount: Array | None = None
-    # Bool: the agent can act; False for an inactive one, such as a dead unit that is still rewarded until its team's
-    # episode ends. Returns include such rows and values are learned there, but on-policy algorithms do not train its
-    # policy.
-    active: Array | None = None  # None: it can always act
+    # Bool: the agent can act; False for an inactive agent, such as a dead unit that is still rewarded until its team's
+    # episode ends. Such rows are included in returns and value learning, but on-policy algorithms do not train the
+    # policy on them.
+    active: Array | None = None  # None: the agent can always act
 
     @property
     def last(self) -> Array:
-        """Return whether this observation is its episode's last, where the action is ignored; bool."""
+        """Return whether this observation is the last of its episode (bool); the action at it is ignored."""
         return operator.or_(self.terminated, self.truncated)
 
     def __getitem__(self, index: int | slice | None) -> "TimeStep[Array]":
-        """Return every leaf at `index` of its first axis; `[None]` adds an axis."""
+        """Index the first axis of every leaf; `[None]` adds an axis."""
         return jax.tree.map(lambda x: x[index], self)
 
 
 class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Rows in RLDS order; leaves `[time, environment, ...]`."""
+    """Rows in RLDS order, with leaves `[time, environment, ...]`."""
 
     observation: PyTree
     action: PyTree
     reward: Array  # followed the action; 0 where weight is False
     terminated: Array  # followed the action; False where weight is False
-    truncated: Array  # likewise
+    truncated: Array  # followed the action; False where weight is False
     first: Array  # the observation begins an episode
     weight: Array  # bool: False at last observations (and masked rows), which are never learned from
     action_mask: PyTree | None = None
@@ -101,7 +101,7 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def discounts(self) -> Array:
-        """Return the environment's own discounts, float32: 0 where the task ended or weight is False, 1 if None."""
+        """Return `discount` as float32; if that is None, 0 where the task ended or `weight` is False, 1 elsewhere."""
         discounts: Any = self.weight & ~self.terminated if self.discount is None else self.discount
         return discounts.astype(np.float32)
 
@@ -112,18 +112,18 @@ class Rollout(struct.PyTreeNode):
     Observations are stored once, in `timesteps`; rows are derived from them. Slices and rows are free within a compiled
     program, because XLA reads them from the time steps.
 
-    A recurrent network can be unrolled again from `carry` over `timesteps[:-1]`, where the actions were taken, and on
-    to `final`, the time step to bootstrap from.
+    A recurrent network can be unrolled again from `carry` over `timesteps[:-1]`, where the actions were taken, and
+    then over `final`, the time step to bootstrap from.
     """
 
     timesteps: TimeStep  # [T + 1, B, ...]
     action: PyTree  # [T, B, ...] from the algorithm; environments received it clipped to the bounds of their boxes
     extras: dict[str, PyTree]  # [T, B, ...] stored by the algorithm: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
-    final_carry: Carry  # [B, ...] at the last one
-    statistics: PyTree = ()  # frozen normalizer statistics used for acting; [B, ...] if they differ
-    version: jax.Array | None = None  # of the acting actor state, int32
-    # Each column is one episode from its first row on, and rows after its end have weight 0.
+    final_carry: Carry  # [B, ...] at the last time step
+    statistics: PyTree = ()  # frozen normalizer statistics used for acting; [B, ...] if environments differ
+    version: jax.Array | None = None  # version of the actor state used for acting, int32
+    # Whether each column is one episode, from its first row on, followed by rows of weight 0.
     whole_episodes: bool = struct.field(pytree_node=False, default=False)
 
     @property
@@ -190,14 +190,14 @@ class HasSpaces(Protocol):
 
 @runtime_checkable
 class Environment(HasSpaces, Protocol):
-    """One environment in JAX, as pure functions; `jax.vmap` batches it.
+    """Single environment in JAX, as pure functions that `jax.vmap` can batch.
 
-    It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
-    time step was `last`) ignores the action and begins the next episode, if `resets` is True, as for environments from
-    `jaxrl.make`; topologies wrap others.
+    An environment is itself a pytree whose leaves are its physical parameters. If `resets` is True, as for environments
+    from `jaxrl.make`, a `step` past the end of an episode (from a time step that was `last`) ignores the action and
+    begins the next episode. Topologies wrap environments that do not reset.
 
-    An environment of several agents has their number as `num_agents`. Its spaces are one agent's; its actions and the
-    leaves of its time steps begin with an axis of agents, and topologies make them rows of the batch
+    An environment with several agents has an attribute `num_agents`. Its spaces are those of one agent. Its actions and
+    the leaves of its time steps have a leading axis of agents, which topologies turn into rows of the batch
     (`jaxrl.envs.agents`).
     """
 
@@ -211,10 +211,10 @@ class Environment(HasSpaces, Protocol):
 
 
 class HostEnvironment(Protocol):
-    """A batch of environments outside JAX: the same fields as batched numpy, the same row convention, closable.
+    """Batch of environments outside JAX, with time steps as batched numpy arrays and the same convention for rows.
 
-    Returned arrays are not modified afterwards. An environment that failed may be rebuilt: its row is then `first`
-    although the previous one was not `last`, and the previous row's reward and ending are unknown.
+    Returned arrays are not modified afterwards. An environment that failed may be rebuilt: its time step is `first`
+    although the previous one was not `last`, and the reward and ending of the previous row are unknown.
     """
 
     num_envs: int
@@ -227,25 +227,25 @@ class HostEnvironment(Protocol):
 class HostRecipe(HasSpaces, Protocol):
     """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX.
 
-    A recipe whose time steps have the environment's own discount may declare it with an attribute `discounted`, `True`;
+    A recipe whose time steps have the environment's own discount may declare this by an attribute `discounted = True`;
     Dreamer needs this to learn from negative discounts.
     """
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
         """Build `num_envs` environments, each seeded with `seed` and its index, starting at `first_env`.
 
-        The environments of a run are thus the same for any grouping.
+        The environments of a run are thus the same for any division into batches.
         """
         ...
 
 
 @runtime_checkable
 class NativeRecipe(HostRecipe, Protocol):
-    """Recipe with the environment's native spaces, from which ours may differ in types and first integers."""
+    """Recipe that has the environment's native spaces, which may differ from jaxrl's in types and first integers."""
 
     @property
     def native(self) -> NativeSpaces | None:
-        """Return the native spaces; None if a file lacks them."""
+        """Return the native spaces; None for a recipe from a file that lacks them."""
         ...
 
 
@@ -260,7 +260,7 @@ def env_spec(env: Environment | HostRecipe) -> EnvSpec:
 
 
 def num_agents(env: Any) -> int:
-    """Return how many rows of a batch share an environment's episode (`jaxrl.envs.agents`); usually 1."""
+    """Return the number of batch rows that share one environment's episode (`jaxrl.envs.agents`); usually 1."""
     while isinstance(env, Environment) and not hasattr(env, "num_agents"):
         env = getattr(env, "env", None)
     return getattr(env, "num_agents", 1) if isinstance(env, Environment) else 1
@@ -270,7 +270,7 @@ def num_agents(env: Any) -> int:
 
 
 class NetworkInputs(struct.PyTreeNode):
-    """Inputs of a network, leaves `[T, B, ...]`; None: not known."""
+    """Inputs of a network, with leaves `[T, B, ...]`; fields are None if unknown."""
 
     observation: PyTree
     first: jax.Array | None = None  # bool [T, B]: an episode begins here
@@ -280,7 +280,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Return the inputs of time steps `[T, B, ...]`, as in acting, rollouts and sequences; all are known."""
+        """Return the inputs for time steps `[T, B, ...]`, as in acting, rollouts and sequences; none is unknown."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
@@ -291,7 +291,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_transitions(cls, observation: PyTree, action_mask: PyTree | None = None) -> "NetworkInputs":
-        """Return the inputs of one observation of a replay's transitions, `[batch, ...]`, with a time axis of 1.
+        """Return the inputs for single observations of replayed transitions, `[batch, ...]`, with a time axis added.
 
         A replay of single transitions does not store previous steps; see `TRANSITION_INPUTS`.
         """
@@ -305,10 +305,10 @@ TRANSITION_INPUTS = frozenset({"observation", "action_mask"})
 
 @runtime_checkable
 class Network(Protocol):
-    """Network as a pair of pure functions over a parameter tree; frozen and hashable itself.
+    """Network, as pure functions of a parameter tree; the network itself is frozen and hashable.
 
-    State other than parameters, such as the running statistics of batch normalization, is its `model_state`, a pytree
-    of arrays; `()` for most networks. Its floats are averaged over replicas.
+    State other than parameters, such as the running statistics of batch normalization, is in `model_state`, a pytree of
+    arrays; `()` for most networks. The floats in `model_state` are averaged over replicas.
     """
 
     @property
@@ -330,7 +330,7 @@ class Network(Protocol):
         ...
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one environment, no batch axis; `()` for feed-forward networks."""
+        """Return one environment's initial recurrent state, without batch axis; `()` for feed-forward networks."""
         ...
 
     def apply(
@@ -347,13 +347,14 @@ class Network(Protocol):
         """Unroll the network over time.
 
         Args:
-          params: as from `init`.
-          inputs: leaves `[T, B, ...]`.
-          carry: `[B, ...]` at the first time step; reset to `initial_carry` wherever `inputs.first`, before the step.
+          params: parameters, as from `init`.
+          inputs: network inputs with leaves `[T, B, ...]`.
+          carry: recurrent state `[B, ...]` at the first time step. Where `inputs.first` is True, the state is reset to
+            `initial_carry` before the step.
           spec: the environment's spec.
-          model_state: as from `init`.
-          train: whether batches are normalized with their own statistics, which then update those of `model_state`;
-            otherwise the latter are used unchanged.
+          model_state: model state, as from `init`.
+          train: whether to normalize batches by their own statistics and to update the statistics in `model_state`;
+            otherwise the statistics in `model_state` are used unchanged.
           key: keys `[B]` for noisy layers; None: no noise.
 
         Returns:
@@ -364,7 +365,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class ValueNetwork(Network, Protocol):
-    """Network of the on-policy actor-critics: its output is a `PolicyValue`."""
+    """Network for on-policy actor-critics, whose output is a `PolicyValue`."""
 
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
@@ -377,30 +378,30 @@ class ValueNetwork(Network, Protocol):
 
 
 class SampleInfo(struct.PyTreeNode):
-    """Sampling statistics of a replay's items, `[batch]`; an algorithm returns new priorities in this order.
+    """Sampling statistics of a batch's items, `[batch]`; an algorithm returns new priorities in the same order.
 
     `position` and `step` identify an item by its storage position and its row. Once the row is overwritten, a new
-    priority for it is dropped.
+    priority for the item is dropped.
     """
 
     position: jax.Array  # int32, over all logical shards, concatenated
-    step: jax.Array  # uint32, of its environment
+    step: jax.Array  # uint32, the row's step in its environment
     probability: jax.Array  # float32, probability of sampling this item, over all shards; 0: nothing to sample
     importance: jax.Array  # float32, (N P)^-beta, normalized by the sampler; 1 without priorities
     priority: jax.Array  # float32
-    age_steps: jax.Array  # int32, rows of its environment since then
+    age_steps: jax.Array  # int32, rows of its environment since the item's first row
     age_updates: jax.Array  # int32, batches sampled from this source since it was stored
     times_sampled: jax.Array  # int32, including this time
 
 
 class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Batch of a `Replay` source: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
+    """Batch of a `Replay` source: n-step transitions with leaves `[batch, ...]` and undiscounted rewards.
 
     `rewards[:, k]` belongs to the k-th step: rewards after an ending are 0, and `bootstrap` is False where the episode
-    terminated within the n steps. gamma is applied by the update (`q_learning.n_step_target`), so it stays traced.
+    terminated within the n steps. The update applies gamma (`q_learning.n_step_target`), so gamma stays traced.
 
-    The environment's own discounts are already included in both: a reward is multiplied by those of the steps before
-    it, and `bootstrap` is float32, the product over all steps, 0 where the episode terminated.
+    Discounts of the environment itself are already included: each reward is multiplied by the discounts of the steps
+    before it, and `bootstrap` is their product over all steps (float32), 0 where the episode terminated.
     """
 
     observation: PyTree
@@ -426,10 +427,10 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Batch of a `Replay` source with a `sequence`: sequences of rows, leaves `[length, batch, ...]`.
+    """Batch of a `Replay` source with a `sequence`: sequences of rows, with leaves `[length, batch, ...]`.
 
     `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from `carry`. The
-    first `burn_in` rows serve only that purpose: their weight is False.
+    first `burn_in` rows only warm up the recurrent state: their weight is False.
     """
 
     rows: Trajectory[Array]  # [L, batch, ...]; zeros where not in the mask
@@ -458,12 +459,12 @@ class ActorState(struct.PyTreeNode):
 
     params: Params
     statistics: PyTree = ()  # frozen normalizer statistics
-    model_state: ModelState = ()  # of the acting network
+    model_state: ModelState = ()  # model state of the acting network
     exploration: dict[str, jax.Array] = struct.field(default_factory=dict)  # epsilon, ...
 
 
 class ActorOutput(struct.PyTreeNode):
-    """Output of acting at one time step, `[environment, ...]`."""
+    """Output of acting at one time step, with leaves `[environment, ...]`."""
 
     action: PyTree
     carry: Carry
@@ -471,14 +472,14 @@ class ActorOutput(struct.PyTreeNode):
 
 
 class UpdateInfo(struct.PyTreeNode):
-    """Output of an update besides the state: scalar metrics, and new priorities for prioritized sources."""
+    """Output of an update in addition to the state: scalar metrics, and new priorities for prioritized sources."""
 
     metrics: Metrics
     priorities: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
 class Replicas(Protocol):
-    """Reductions over devices that a topology passes to `update`; the identity on one device.
+    """Reductions over devices, passed to `update` by a topology; on one device, they are the identity.
 
     A *shard* is one of a fixed number of logical groups of environments; minibatches are formed within shards, so their
     content does not depend on the number of devices. This device holds `shards` of them, numbered `first_shard,
@@ -511,18 +512,19 @@ class Replicas(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
+    """Algorithm: losses, targets and exploration as pure functions of a frozen pytree, whose leaves are its numbers.
 
     Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees only
     numbers.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # algorithms are dataclasses
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         """Return the algorithm with all environment-dependent defaults filled in; called once, before anything else.
 
-        A field whose default depends on the environment is None until then. `num_envs` is 0 if nothing acts.
+        Before that, a field whose default depends on the environment is None. `num_envs` is 0 in training without
+        acting.
         """
         ...
 
@@ -536,15 +538,15 @@ class Algorithm(Protocol):
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree: ...
     def actor(self, state: PyTree) -> ActorState: ...
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        """Return the carry of environment `env_index` (a scalar) of `num_envs` over all devices, no batch axis."""
+        """Return the carry of environment `env_index` (a scalar) of `num_envs` on all devices, without batch axis."""
         ...
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`.
+        """Return one action per environment, given the time step and carry `[B, ...]` and keys `[B]`.
 
-        Without exploring, nothing is sampled, so that a policy can be exported; `key` is then None.
+        If `explore` is False, nothing is sampled, so that a policy can be exported, and `key` is None.
         """
         ...
 
@@ -558,11 +560,11 @@ class RolloutExtras(Protocol):
     """Algorithm that adds extras to complete rollouts, such as priorities at insertion."""
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """Return additional entries `[T, B]` of the rows' `extras`; pure, the same in every topology.
+        """Return additional entries `[T, B]` of the rows' `extras`; a pure function, the same in every topology.
 
         Args:
-          actor: the acting state of the rollout.
-          rollout: a rollout of training, with the time step after its last row to bootstrap from.
+          actor: the actor state used in the rollout.
+          rollout: a training rollout, including the time step after its last row, to bootstrap from.
           spec: the environment's spec.
         """
         ...
@@ -587,12 +589,12 @@ class Counter(struct.PyTreeNode):
         return Counter(self.high + (low < self.low).astype(jnp.uint32), low)
 
     def since(self, before: "Counter") -> jax.Array:
-        """Return the difference to `before`, float32, rounded once."""
+        """Return the difference to `before` as float32, rounded once."""
         borrow = (self.low < before.low).astype(jnp.uint32)
         return Counter(self.high - before.high - borrow, self.low - before.low).as_float()
 
     def modulo(self, divisor: int) -> jax.Array:
-        """Return the remainder of the division by `divisor`, at most 2^16; uint32."""
+        """Return the remainder, uint32, of the division by `divisor`, which is at most 2^16."""
         rest = jnp.uint32(0)
         for word in (self.high >> 16, self.high & 0xFFFF, self.low >> 16, self.low & 0xFFFF):
             rest = ((rest << 16) + word) % divisor
@@ -607,7 +609,7 @@ class Counter(struct.PyTreeNode):
 
 
 def where_first(first: jax.Array, initial: PyTree, carry: PyTree) -> PyTree:
-    """Return `initial` (no batch axis) where `first` [B], otherwise `carry` [B, ...]; leaf by leaf."""
+    """Return, leaf by leaf, `initial` (no batch axis) where `first` [B] is True, and `carry` [B, ...] elsewhere."""
 
     def pick(start, now):
         mask = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))

@@ -1,4 +1,4 @@
-"""Versions of installed packages. Nothing here imports JAX."""
+"""Versions of installed packages, without importing JAX."""
 
 import sys
 from importlib import metadata
