@@ -44,7 +44,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     """
     lengths = dataset.lengths
     if not len(lengths):
-        raise ConfigError("there are no episodes to put in memory")
+        raise ConfigError("there are no episodes to load into memory")
     count = int(lengths.sum()) + len(lengths)
     reader = RowReader(dataset, extras)
     (example,) = reader.read(np.arange(1))

@@ -53,7 +53,7 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
             raise ValueError(f"an image has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
         expected = (height, width) if shape is None else tuple(shape[:2])
         if any(want not in (None, found) for want, found in zip(expected, (height, width), strict=True)):
-            raise ValueError(f"an image has {height} x {width} pixels, but {expected[0]} x {expected[1]} were declared")
+            raise ValueError(f"an image has {height} x {width} pixels, but {expected[0]} x {expected[1]} was declared")
         needed += 4 * height * width * bands
         check_memory(needed, "the images of an episode")
 

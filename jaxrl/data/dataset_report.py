@@ -14,8 +14,8 @@ _BARS, _WIDTH = 12, 40  # number and length of the histogram's bars
 _ABSENT = {
     "observation": "the data cannot be used for learning",
     "action": "the data cannot be used for learning",
-    "reward": "each counts as 0",
-    "discount": "it follows from is_terminal",
+    "reward": "rewards count as 0",
+    "discount": "discounts follow from is_terminal",
     "is_terminal": "an episode counts as terminated if the discount before its last step is 0",
 }
 

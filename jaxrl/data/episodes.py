@@ -247,5 +247,5 @@ def check_kind(found: Kind, kind: Kind | None, error: type[JaxrlError] = Dataset
       JaxrlError: they differ. The error is an instance of `error` and names the array.
     """
     if kind is not None and (lines := differences(found, kind)):
-        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same")
+        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same arrays and metadata")
     return found

@@ -92,7 +92,7 @@ def fields_of(episode: Episode) -> list[Field]:
             problems.append(f"{name}: a name with / is ambiguous with a nested name; rename it")
         if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
             problems.append(
-                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported are: "
+                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported: "
                 + ", ".join(sorted(_AS_NUMBERS + _AS_BYTES))
             )
         if 0 in shape:
@@ -270,7 +270,7 @@ def _read(field, feature):
         decoded = [field.decoder.decode_example_np(x) for x in values]
         return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
     if (kind == "bytes_list") != (field.encoding != "none"):
-        raise ValueError(f"it has encoding {field.encoding}, but its values have the other encoding")
+        raise ValueError(f"its declared encoding is {field.encoding}, but its values are encoded differently")
     if field.encoding == "text":
         texts = [x.decode() for x in values]
         return np.asarray(texts) if field.of_steps else texts[0]

@@ -58,7 +58,7 @@ def check_files(directory: Path) -> None:
     try:
         files.check_regular(directory)
     except OSError as error:
-        raise DatasetError(f"{error.filename}: {error.strerror}; it is not opened") from error
+        raise DatasetError(f"{error.filename}: {error.strerror}; the dataset is not opened") from error
 
 
 def check_tfds(directory: Path) -> None:
@@ -73,7 +73,7 @@ def check_tfds(directory: Path) -> None:
     for name, problems in (("features.json", _feature_problems), ("dataset_info.json", _info_problems)):
         path = directory / name
         if problem := _first(problems(_parsed(path))):
-            raise DatasetError(f"{path} {problem}; it is not opened")
+            raise DatasetError(f"{path} {problem}; the dataset is not opened")
 
 
 def _info_problems(found):
@@ -115,11 +115,11 @@ def read_minari(path: Path) -> Mapping[str, Any]:
         text = found.get(name)
         if not isinstance(text, str):
             raise DatasetError(
-                f"{path} has no {name}, so Minari would build the environment that it names, and run any code with it; "
-                "it is not opened"
+                f"{path} has no {name}, so Minari would build the environment that the file names, which could run any "
+                "code; the dataset is not opened"
             )
         if problem := _first(_space_problems(_parsed(path, text), name)):
-            raise DatasetError(f"{path}: {problem}; it is not opened")
+            raise DatasetError(f"{path}: {problem}; the dataset is not opened")
     episodes, held = found.get("total_episodes", 0), sum(x.lstat().st_size for x in path.parent.rglob("*"))
     if not isinstance(episodes, int) or not 0 <= episodes <= held:
         raise DatasetError(f"{path} declares {episodes!r:.80} episodes, but has {held:,} bytes of data")
@@ -166,10 +166,10 @@ def _feature_problems(node: Any) -> Iterator[str]:
 def _space_problems(space: Any, where: str) -> Iterator[str]:
     kind = space.get("type") if isinstance(space, dict) else space
     if kind not in SPACE_KINDS:
-        yield f"{where} is {kind!r:.80}; spaces of Minari are {', '.join(SPACE_KINDS)}"
+        yield f"{where} is {kind!r:.80}; Minari's spaces are {', '.join(SPACE_KINDS)}"
         return
     if "dtype" in space and space["dtype"] not in DTYPES:
-        yield f"{where} has dtype {space['dtype']!r:.80}; allowed are {', '.join(DTYPES)}"
+        yield f"{where} has dtype {space['dtype']!r:.80}; supported dtypes: {', '.join(DTYPES)}"
     for key in ("shape", "n") if kind != "Discrete" else ():
         sizes = space.get(key, [])
         sizes = sizes if isinstance(sizes, list) else [sizes]

@@ -212,23 +212,23 @@ def _as_space(
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
-            raise DatasetError(f"{where} has {has}; the environment's has {names}")
+            raise DatasetError(f"{where} has {has}; the environment's space has {names}")
         found = {
             key: _as_space(value[str(key)], child, f"{where}/{key}", counts, clipped) for key, child in space.items
         }
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     if isinstance(value, Mapping):
-        raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
+        raise DatasetError(f"{where} has {sorted(value)}; the environment's space is {space!r}")
     x = np.asarray(value)
     if x.shape[1:] != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
-        raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's is {space!r}")
+        raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's space is {space!r}")
     if not isinstance(space, spaces.Box):
         most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
+        refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's space is {space!r}")
         return np.clip(x, 0, most - 1).astype(space.dtype)
     if x.dtype.kind in "iub" and space.dtype.kind == "f":  # such as pixels from 0 to 255 for a space from 0 to 1
         outside = (x < space.low) | (x > space.high)
-        refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
+        refuse(where, x, outside, counts, f"the environment's space is {space!r}: scale it with dataset.map")
     x = cast(x, space.dtype, where, counts)
     return x if clipped is None else clipped.clip(x, space, counts)
 

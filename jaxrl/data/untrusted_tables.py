@@ -41,7 +41,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != "metadata.json"]
     found = [path for path in found if not path.name.startswith(("_", "."))]  # Minari does not read hidden files either
     if len(found) > _MOST_FILES:
-        raise ValueError(f"it has {len(found):,} files; at most {_MOST_FILES:,} are read")
+        raise ValueError(f"it has {len(found):,} files; at most {_MOST_FILES:,} are supported")
     look = _arrow if kind == "arrow" else _parquet
     for path in found:
         try:
@@ -178,7 +178,7 @@ def _check_column(file, size, column) -> int:
       ValueError: the codec is not supported, the column is outside the file, or its pages contradict its metadata.
     """
     if column.compression not in _CODECS:
-        raise ValueError(f"it is compressed with {column.compression}; {', '.join(_CODECS)} are read")
+        raise ValueError(f"it is compressed with {column.compression}; supported codecs: {', '.join(_CODECS)}")
     begins = column.data_page_offset
     if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < begins:
         begins = column.dictionary_page_offset
