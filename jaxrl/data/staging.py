@@ -117,7 +117,7 @@ class Staging:
       path: the directory to create; it must be empty if it exists.
 
     Attributes:
-      partial: the directory to write to until then.
+      partial: the directory to write to until it is complete.
 
     Raises:
       ConfigError: `path` already exists, or another process writes to it.
