@@ -1,7 +1,7 @@
-"""Datasets as experience: whole in memory, or as endless shuffled batches from disk.
+"""Loading of datasets for training: as arrays in memory, or as an endless stream of shuffled batches from disk.
 
 The items of batch number k depend only on the dataset, the settings, the seed and k, so the number of the next batch
-is the only state.
+is the only state of a stream.
 """
 
 import concurrent.futures
@@ -22,26 +22,29 @@ from jaxrl.data.episodes import check_kind, kind_of
 from jaxrl.data.items import Batches, Episodes, RowReader
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # of the free memory
+_HEADROOM = 0.9  # largest fraction of the free memory to use
 _PREFETCHED = 2  # batches
 
 
 def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
-    """Return all rows of a dataset, episode by episode: leaves `[transitions + episodes, ...]`, no environment axis.
+    """Return all rows of a dataset in memory, one episode after another.
 
     Args:
-      dataset: the dataset, which is read once, into arrays that are allocated once.
-      extras: the other fields of the steps to keep.
+      dataset: the dataset to read; it is read once, into preallocated arrays.
+      extras: names of the extra fields of the steps to keep.
+
+    Returns:
+      A `Trajectory` whose leaves have shape `[transitions + episodes, ...]`, without an environment axis.
 
     Raises:
-      ConfigError: there are no episodes, they do not fit in memory (the message gives the needed and the free memory),
-        or a field is not numeric.
-      DatasetError: an episode is not as long as the dataset says, has other arrays than the first, or holds a number
-        that float32 cannot represent.
+      ConfigError: the dataset has no episodes, does not fit in memory (the message states the needed and the free
+        memory), or has a field that is not numeric.
+      DatasetError: an episode has another length than `dataset.lengths` states, other arrays than the first episode, or
+        a number that float32 cannot represent.
     """
     lengths = dataset.lengths
     if not len(lengths):
-        raise ConfigError("there are no episodes to put in memory")
+        raise ConfigError("there are no episodes to load into memory")
     count = int(lengths.sum()) + len(lengths)
     reader = RowReader(dataset, extras)
     (example,) = reader.read(np.arange(1))
@@ -64,34 +67,36 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
 
 
 class Loader:
-    """An endless stream of a dataset's batches in a shuffled order, each item once per epoch.
+    """An endless stream of shuffled batches of a dataset, in which each item appears once per epoch.
 
-    An item is an n-step transition or a sequence; batches are numpy, `TransitionBatch` or `SequenceBatch` (whose carry
-    is empty: the algorithm sets the initial one), with `sample_info` None. Batches may span the ends of epochs.
-    `batch(k)` returns any of them; `for batch in loader` and `take` return them in order, prefetched by Grain.
+    An item is an n-step transition or a sequence. A batch is a `TransitionBatch` or a `SequenceBatch` of numpy arrays,
+    with `sample_info` None; the `carry` of a `SequenceBatch` is empty, and the algorithm sets the initial carry.
+    A batch may span the end of an epoch. `batch(k)` returns any batch by its number; `for batch in loader` and `take`
+    return batches in order, prefetched by Grain.
 
-    All items are shuffled together unless there is a `window`. A record holds an episode, so reading a single
-    transition reads its whole episode unless that is cached: a dataset much larger than `cache_bytes` is read
-    repeatedly. With a window, each episode is read once per epoch: the episodes are shuffled and split into groups, and
-    items are shuffled within a group. Memory is at most about three times that of the cached episodes, for each worker.
+    All items are shuffled together unless `window` is set. A record holds an episode, so reading one transition reads
+    its whole episode unless the episode is cached: a dataset much larger than `cache_bytes` is read repeatedly. With a
+    window, each episode is read once per epoch: the episodes are shuffled and split into groups, and items are shuffled
+    within their group. Each worker needs at most about three times the memory of the cached episodes.
 
     Args:
-      dataset: the dataset; the lengths of its episodes are read first.
-      batch_size: items per batch.
-      n_step: rewards per transition.
-      sequence: items are sequences instead. With `end="continue"` they continue into the dataset's next episode.
+      dataset: the dataset; its episode lengths are read first.
+      batch_size: number of items per batch.
+      n_step: number of rewards per transition.
+      sequence: the shape of the sequences, if the items are sequences instead of transitions. With `end="continue"`, a
+        sequence continues into the dataset's next episode.
       seed: the seed of the order.
-      window: number of episodes whose items are shuffled together; None: all; "fit": all if `cache_bytes` holds them,
-        otherwise as many as it holds twice, estimated from the first episode and the lengths.
-      workers: number of processes that read; 0: a thread of this process reads.
-      extras: the other fields of the steps to return.
+      window: number of episodes whose items are shuffled together; None for all; "fit" for all if they fit in
+        `cache_bytes`, otherwise half as many as fit, estimated from the first episode and the lengths.
+      workers: number of processes that read; with 0, a thread of this process reads.
+      extras: names of the extra fields of the steps to return.
       cache_bytes: size of the cache of episodes, which always holds at least two windows.
 
     Attributes:
       items: the number of items per epoch.
 
     Raises:
-      ConfigError: a setting is out of range, or no episode has such an item.
+      ConfigError: a setting is out of range, or every episode is too short for such an item.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -130,7 +135,7 @@ class Loader:
 
     @checked(number={"low": 0})
     def batch(self, number: int) -> TransitionBatch | SequenceBatch:
-        """Return batch `number`, from 0: leaves `[batch, ...]`, or `[length, batch, ...]` for sequences."""
+        """Return batch `number`, counted from 0: leaves `[batch, ...]`, or `[length, batch, ...]` for sequences."""
         return self._batches(number)
 
     def __iter__(self) -> "BatchIterator":
@@ -138,7 +143,7 @@ class Loader:
 
     @checked(first_batch={"low": 0})
     def pipeline(self, first_batch: int = 0) -> Any:
-        """Return a `grain.IterDataset` of the batches from `first_batch` on, for custom pipelines."""
+        """Return a `grain.IterDataset` of the batches that starts at `first_batch`, for custom pipelines."""
         grain = _grain()
         batches = grain.MapDataset.range(first_batch, sys.maxsize).map(self._batches)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
@@ -153,12 +158,16 @@ class Loader:
 
     @checked(first_batch={"low": 0}, count={"low": 1})
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
-        """Return batch `first_batch` and the following ones, stacked: leaves `[count, batch, ...]`.
+        """Return `count` consecutive batches, stacked into leaves `[count, batch, ...]`.
 
-        Meanwhile, a thread prepares the next `count` batches, so that consecutive calls do not wait.
+        A thread prepares the next `count` batches in the background, so that consecutive calls do not wait.
+
+        Args:
+          first_batch: the number of the first batch.
+          count: the number of batches.
 
         Raises:
-          ConfigError: a number is out of range.
+          ConfigError: an argument is out of range.
         """
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
@@ -172,7 +181,7 @@ class Loader:
         return found
 
     def close(self) -> None:
-        """Stop the thread and the processes; may be called twice, and `take` starts them again."""
+        """Stop the thread and the processes. Calling it twice is allowed; `take` starts them again."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         if self._iterator is not None:
@@ -202,10 +211,10 @@ class Loader:
 
 
 class BatchIterator(Iterator):
-    """An iterator over a loader's batches in order; its state is the number of the next one.
+    """An iterator over a loader's batches in order; its state is the number of the next batch.
 
     Attributes:
-      next_batch: that number.
+      next_batch: the number of the next batch.
     """
 
     def __init__(self, loader: Loader):
@@ -217,7 +226,7 @@ class BatchIterator(Iterator):
         try:
             found = next(self._batches)
         except BaseException:
-            self.close()  # Grain has advanced past this batch; the next call must return it
+            self.close()  # Grain has advanced past this batch, but the next call must return it
             raise
         self.next_batch += 1
         return found

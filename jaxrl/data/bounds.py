@@ -1,4 +1,4 @@
-"""Limits on the memory that decoding untrusted files may take, checked from headers before anything is decoded."""
+"""Limits on the memory for decoding untrusted files, checked from their headers before decoding."""
 
 import io
 import zlib
@@ -9,14 +9,18 @@ from jaxrl.parallel import memory
 
 # Pillow passes some other formats to external programs, such as PostScript to Ghostscript.
 _PICTURES = ("JPEG", "PNG")
-_SOME = 1 << 16  # bytes that are decompressed at a time
+_SOME = 1 << 16  # number of bytes to decompress at a time
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Check that `needed` bytes take at most half of the free memory.
+    """Check that `needed` bytes are at most half of the free memory.
+
+    Args:
+      needed: number of bytes.
+      what: the data that needs the memory, for the error message.
 
     Raises:
-      ValueError: they take more; the message names `what`.
+      ValueError: `needed` is more than half of the free memory; the message names `what`.
     """
     free = memory.free_on_host()
     if free is not None and needed > free // 2:
@@ -26,14 +30,14 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None = None) -> None:
-    """Check from their headers that encoded pictures have the expected size and fit in memory together.
+    """Check the headers of encoded images: their size is as expected, and all of them fit in memory together.
 
     Args:
-      encoded: JPEG or PNG files.
-      shape: the height and width of each; None, or None in place of one of them, allows any.
+      encoded: the contents of JPEG or PNG files.
+      shape: the expected (height, width) of each image; None instead of either number, or of the tuple, allows any.
 
     Raises:
-      ValueError: one has another format or size, or more than 2^26 numbers, or together they are too large.
+      ValueError: an image has another format or size, or more than 2^26 numbers, or all images together are too large.
     """
     from PIL import Image
 
@@ -49,16 +53,16 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
             raise ValueError(f"an image has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
         expected = (height, width) if shape is None else tuple(shape[:2])
         if any(want not in (None, found) for want, found in zip(expected, (height, width), strict=True)):
-            raise ValueError(f"an image has {height} x {width} pixels, but {expected[0]} x {expected[1]} were declared")
+            raise ValueError(f"an image has {height} x {width} pixels, but {expected[0]} x {expected[1]} was declared")
         needed += 4 * height * width * bands
         check_memory(needed, "the images of an episode")
 
 
 def check_inflated(deflated: Iterable[bytes]) -> None:
-    """Check that zlib-compressed strings together decompress to at most 2^26 numbers of 8 bytes.
+    """Check that the decompressed size of zlib strings is at most 2^26 numbers of 8 bytes, in total.
 
     Raises:
-      ValueError: they decompress to more, or zlib cannot read one.
+      ValueError: the total is larger, or zlib cannot decompress a string.
     """
     needed = 0
     for data in deflated:

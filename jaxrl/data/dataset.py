@@ -1,4 +1,4 @@
-"""Datasets on disk, of jaxrl or other programs, as episodes of arrays."""
+"""Datasets on disk, written by jaxrl or other programs, as episodes of arrays."""
 
 import functools
 import operator
@@ -27,12 +27,12 @@ from jaxrl.data.views import last_step_counts
 
 
 class Reader(Protocol):
-    """A reader of the episodes of one dataset directory, in order.
+    """A reader of the episodes in one dataset directory, in their stored order.
 
     Attributes:
       path: the dataset's directory.
       name: the dataset's name.
-      absent: the optional RLDS fields that its steps lack.
+      absent: names of the optional RLDS fields that the steps do not have.
     """
 
     path: Path
@@ -41,11 +41,11 @@ class Reader(Protocol):
 
     def __len__(self) -> int: ...
     def records(self, places: Iterable[int]) -> Iterator[Any]:
-        """Yield the stored records of these episodes, in this order."""
+        """Yield the stored records of the episodes at `places`, in the given order."""
         ...
 
     def episode(self, record: Any, where: str) -> Episode:
-        """Decode a record; a `DatasetError` begins with `where`, which names the episode."""
+        """Decode a record. A `DatasetError` begins with `where`, which names the episode."""
         ...
 
     def summary(self, record: Any, where: str) -> Mapping[str, Any]:
@@ -61,18 +61,19 @@ def load_dataset(
     """Open a dataset; its episodes are read when they are accessed.
 
     Args:
-      source: "rlds:DIR": the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`), or of
-        several such datasets, which are read as one, in the order of their names; or "minari:ID": a local Minari
-        dataset, by its id or its directory. Nothing is downloaded.
+      source: "rlds:DIR" or "minari:ID". DIR is the directory of an RLDS dataset in TFDS's layout (the directory that
+        contains `dataset_info.json`), or a directory of several such datasets, which are read as one dataset, in the
+        order of their names. ID is the id or the directory of a local Minari dataset. Nothing is downloaded.
       split: the split to read; Minari has only "train".
-      last_step: what the last step of an RLDS episode holds. "observation": only the last observation, as RLDS defines
-        it; its action and reward are ignored. "transition": an action that was taken, and its reward, as in datasets of
-        Open X-Embodiment, whose only reward is there; see `jaxrl.data.views.last_step_counts`.
+      last_step: the content of the last step of an RLDS episode. "observation": only the last observation, as RLDS
+        defines it; the action and reward of the step are ignored. "transition": an action that was taken, and its
+        reward, as in the Open X-Embodiment datasets, whose only reward is at the last step; see
+        `jaxrl.data.views.last_step_counts`.
 
     Raises:
-      ConfigError: an unknown kind of source, or a file format that jaxrl does not read.
-      DatasetError: it is not such a dataset, its steps lack a field, or its directories do not match; the message says
-        which.
+      ConfigError: the kind of source is unknown, or jaxrl does not read its file format.
+      DatasetError: the directory is not such a dataset, its steps lack a field, or its subdirectories have different
+        fields; the message names the problem.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
     kind, _, where = os.fspath(source).partition(":")
@@ -94,17 +95,17 @@ def load_dataset(
 class Dataset:
     """A sequence of episodes on disk: `len(dataset)`, `dataset[3]`, `for episode in dataset`.
 
-    `select`, `where`, `split` and `map` return datasets that read from the same files; nothing is read before it is
-    accessed. An episode that breaks the rules of RLDS raises a `DatasetError` that names it and the field when it is
-    read; `report` finds all of them.
+    `select`, `where`, `split` and `map` return datasets that read from the same files; episodes are read when they are
+    accessed. Reading an episode that breaks the rules of RLDS raises a `DatasetError` that names the episode and the
+    field; `report` finds all such episodes.
 
     Args:
-      path: its directory.
-      parts: readers of its files, one after another.
+      path: the dataset's directory.
+      parts: readers of the dataset's files; their episodes are concatenated.
 
     Attributes:
-      path: its directory.
-      name: its name.
+      path: the dataset's directory.
+      name: the dataset's name.
     """
 
     def __init__(self, path: str | Path, parts: Sequence[Reader]):
@@ -114,7 +115,7 @@ class Dataset:
         self._starts = np.append(0, np.cumsum([len(part) for part in parts])).astype(np.int64)
 
         self._choose: Callable[[], np.ndarray] = lambda: np.arange(self._starts[-1])
-        self._changes: tuple[tuple[Callable[[Episode], Episode], bool], ...] = ()  # with `same_length`
+        self._changes: tuple[tuple[Callable[[Episode], Episode], bool], ...] = ()  # (change, same_length)
         self._measure: Callable[[], np.ndarray] = self._measured
 
     def __repr__(self) -> str:
@@ -139,7 +140,7 @@ class Dataset:
         return self._read(self._chosen)
 
     def read(self, indices: Iterable[int]) -> Iterator[Episode]:
-        """Yield these episodes, in this order; consecutive ones are read together."""
+        """Yield the episodes at these indices, in the given order; consecutive episodes are read together."""
         return iter(self.select(indices))
 
     def summaries(self) -> Iterator[Mapping[str, Any]]:
@@ -158,7 +159,7 @@ class Dataset:
     # --- subsets and transformations ---------------------------------------------------------------------------------
 
     def select(self, indices: Iterable[int]) -> "Dataset":
-        """Return a dataset of only these episodes, in this order.
+        """Return a dataset of only the episodes at these indices, in the given order.
 
         Raises:
           ConfigError: an index is out of range, or not an integer.
@@ -175,10 +176,10 @@ class Dataset:
         return self._derived(lambda: self._chosen[indices])
 
     def where(self, predicate: Callable[[Mapping[str, Any]], bool]) -> "Dataset":
-        """Return a dataset of the episodes for which a predicate holds.
+        """Return a dataset of the episodes for which a predicate is true.
 
-        The predicate receives an entry of `summaries`, as in `lambda episode: episode["return"] > 100`. It is evaluated
-        when the result is first used.
+        The predicate is called with an entry of `summaries`, as in `lambda episode: episode["return"] > 100`. It is
+        evaluated when the returned dataset is first used.
         """
         return self._derived(
             lambda: self._chosen[np.fromiter(map(predicate, self.summaries()), np.bool_, len(self._chosen))]
@@ -186,13 +187,17 @@ class Dataset:
 
     @checked(fraction={"above": 0, "below": 1})
     def split(self, fraction: float, *, seed: int = 0) -> tuple["Dataset", "Dataset"]:
-        """Split the episodes into two datasets, for training and for validation; the second has a fraction of them.
+        """Split the episodes at random into a training and a validation dataset.
 
-        The choice depends only on the number of episodes and the seed; both keep their order.
+        The choice depends only on the number of episodes and the seed. Each dataset keeps the order of its episodes.
 
         Args:
-          fraction: the fraction of the episodes for validation, rounded; each side has at least one.
+          fraction: the fraction of the episodes for validation; the number of episodes is rounded, and each dataset has
+            at least one.
           seed: the seed of the choice.
+
+        Returns:
+          The training dataset and the validation dataset.
 
         Raises:
           ConfigError: the fraction is not between 0 and 1, the seed is out of range, or there are fewer than two
@@ -214,10 +219,10 @@ class Dataset:
         """Return a dataset that applies a function to every episode when it is read.
 
         Args:
-          change: a function from episode to episode. If what it returns breaks the rules of RLDS, reading raises a
-            `DatasetError`.
+          change: a function `change(episode) -> episode`. If the returned episode breaks the rules of RLDS, reading it
+            raises a `DatasetError`.
           same_length: whether `change` keeps the length of every episode, so that lengths are known without calling it.
-            If a length then changes, reading raises a `DatasetError`.
+            If it is True and `change` returns another length, reading raises a `DatasetError`.
         """
         found = self._derived(lambda: self._chosen, (change, same_length))
         if same_length:
@@ -227,25 +232,25 @@ class Dataset:
     # --- the whole dataset -------------------------------------------------------------------------------------------
 
     def statistics(self, *, images: Images = "channel") -> Statistics:
-        """Return the mean, deviation and range of every array, from one pass; see `jaxrl.data.dataset_statistics`."""
+        """Compute the mean, deviation and range of every array in one pass; see `jaxrl.data.dataset_statistics`."""
         return statistics(self, images=images)
 
     def arrays(self, *, extras: tuple[str, ...] = ()) -> Trajectory:
-        """Return all rows in memory, if they fit; see `jaxrl.data.batching.arrays`."""
+        """Read all rows into memory; raise an error if they do not fit; see `jaxrl.data.batching.arrays`."""
         return arrays(self, extras=extras)
 
     def loader(self, batch_size: int, **settings: Any) -> Loader:
-        """Return endless batches of transitions or sequences in a shuffled order; see `jaxrl.data.batching.Loader`."""
+        """Return an endless stream of shuffled batches; `settings` are those of `jaxrl.data.batching.Loader`."""
         return Loader(self, batch_size, **settings)
 
     def report(self) -> Report:
-        """Read everything once and report its contents and every fault; only a few numbers per episode are kept."""
+        """Read the dataset once and report its contents and every fault; keep only a few numbers per episode."""
         absent = tuple(dict.fromkeys(name for part in self._parts for name in part.absent))
         return report(str(self.path), self._with_faults(), absent)
 
     @functools.cached_property
     def _chosen(self):
-        """The indices of the selected episodes on disk."""
+        """The indices of this dataset's episodes among all episodes on disk."""
         return self._choose()
 
     def _measured(self):
@@ -263,7 +268,7 @@ class Dataset:
             yield self._changed(episode, where)
 
     def _with_faults(self):
-        """Yield the index of each episode, the episode or None if it has faults, and these faults."""
+        """Yield (index, episode, faults) for each episode; `episode` is None if there are faults."""
         for part, index, record, where in self._records(self._chosen):
             try:
                 episode = part.episode(record, where)
@@ -286,7 +291,7 @@ class Dataset:
         return episode
 
     def _records(self, numbers):
-        """Yield (part, number, record, where) for each episode; `where` names it in errors."""
+        """Yield (part, number, record, where) for each episode; `where` names the episode in errors."""
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for begin, end in runs(which):
             part, here = self._parts[which[begin]], numbers[begin:end]

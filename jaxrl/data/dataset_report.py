@@ -10,21 +10,21 @@ from jaxrl.core.trees import named_leaves
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 
-_BARS, _WIDTH = 12, 40  # of the histogram
+_BARS, _WIDTH = 12, 40  # number and length of the histogram's bars
 _ABSENT = {
     "observation": "the data cannot be used for learning",
     "action": "the data cannot be used for learning",
-    "reward": "each counts as 0",
-    "discount": "it follows from is_terminal",
+    "reward": "rewards count as 0",
+    "discount": "discounts follow from is_terminal",
     "is_terminal": "an episode counts as terminated if the discount before its last step is 0",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldSummary:
-    """A summary of one array over all steps, without the last steps' unused actions, rewards and discounts.
+    """A summary of one array over all steps; unused actions, rewards and discounts of last steps are left out.
 
-    `low` and `high` are its range, NaN for text.
+    `low` and `high` are the array's range, NaN for text.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Report:
 
     Attributes:
       returns, lengths: one entry for each episode without faults.
-      endings: number of episodes that were terminated, truncated and cut off; datasets of other programs do not
-        distinguish the last two.
-      fields: the arrays of the steps.
+      endings: number of episodes for each kind of ending: terminated, truncated or cut off. Datasets of other programs
+        do not distinguish truncated and cut-off episodes.
+      fields: one summary for each array of the steps.
       faults: problems, one line each.
-      notes: allowed but possibly unintended contents, one line each.
+      notes: valid but possibly unintended contents, one line each.
     """
 
     path: str
@@ -97,7 +97,7 @@ def _histogram(x):
 
 @dataclasses.dataclass
 class Rewards:
-    """The number of episodes with an ignored reward at their last step, and whether any other reward is not 0."""
+    """Counters of episodes with an ignored reward at the last step, and a flag for any other nonzero reward."""
 
     episodes: int = 0
     ignored: int = 0
@@ -124,9 +124,9 @@ def report(path: str, found: Iterable[tuple[int, Episode | None, list[str]]], ab
     """Return the report of a dataset.
 
     Args:
-      path: its directory.
-      found: for each episode, its index, the episode unless it is faulty, and its faults.
-      absent: the optional RLDS fields that its steps lack.
+      path: the dataset's directory.
+      found: (index, episode, faults) for each episode; the episode is None if it is faulty.
+      absent: names of the optional RLDS fields that the steps do not have.
     """
     episodes, rewards = 0, Rewards()
     returns: list[float] = []

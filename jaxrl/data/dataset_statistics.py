@@ -1,4 +1,4 @@
-"""Mean, deviation and range of every array of a dataset's steps, from one pass, and normalization by them."""
+"""Statistics of a dataset's arrays (mean, deviation and range), computed in one pass, and normalization by them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -17,12 +17,15 @@ Images = Literal["channel", "skip"]
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """The moments of one array of the steps: float64, in the shape of one step; for images, one entry per channel.
+    """The statistics of one array of the steps.
+
+    `mean`, `std`, `min` and `max` are float64 arrays with the shape of one step, or one entry per channel for images.
 
     Attributes:
-      count: number of values per entry: steps, or pixels.
-      mean, std: mean and standard deviation; the deviation divides by the count, and is exactly 0 for constant values.
-      min, max: the range of the values.
+      count: number of values that each entry summarizes: the number of steps, or of pixels for images.
+      mean: the mean.
+      std: the standard deviation (the sum of squares is divided by `count`); exactly 0 for constant values.
+      min, max: the smallest and the largest value.
     """
 
     count: int
@@ -32,15 +35,20 @@ class Moments:
     max: np.ndarray
 
     def normalize(self, x: Any) -> Any:
-        """Return (x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.limits.varies`).
+        """Return (x - mean) / std; entries that hardly vary (see `jaxrl.core.limits.varies`) become 0.
 
-        Integers, bools and half precision become float32, other numbers keep their dtype; JAX arrays are accepted too.
+        Args:
+          x: a numpy or JAX array `[..., *shape]`. Integers, bools and half precision are converted to float32; other
+            numbers keep their dtype.
         """
         x, mean, std, varies = self._ready(x)
         return (x - mean) / std * varies
 
     def denormalize(self, x: Any) -> Any:
-        """Return x * std + mean, the inverse of `normalize`, with its dtypes; the mean for entries that hardly vary."""
+        """Return x * std + mean, the inverse of `normalize`; entries that hardly vary become the mean.
+
+        The dtypes are those of `normalize`.
+        """
         x, mean, std, varies = self._ready(x)
         return x * (std * varies) + mean
 
@@ -57,8 +65,8 @@ class Statistics:
     """The statistics of every numeric array of a dataset's steps.
 
     Attributes:
-      fields: by RLDS field name ("observation", "action", "reward", "discount", extras): trees of `Moments`; None for
-        text and for skipped images.
+      fields: trees of `Moments`, keyed by RLDS field name ("observation", "action", "reward", "discount", and the names
+        of extras); a leaf is None for text and for skipped images.
     """
 
     fields: dict[str, PyTree]
@@ -69,7 +77,7 @@ class Statistics:
         return self.fields[name]
 
     def normalize(self, name: str, x: PyTree) -> PyTree:
-        """Normalize a field's arrays, leaves `[..., *shape of one step]`; those without statistics are unchanged."""
+        """Normalize the arrays `[..., *shape of one step]` of a field; arrays without statistics are unchanged."""
         return _each(Moments.normalize, self[name], x)
 
     def denormalize(self, name: str, x: PyTree) -> PyTree:
@@ -80,12 +88,13 @@ class Statistics:
 def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> Statistics:
     """Compute the statistics of episodes in one pass, with one episode in memory at a time.
 
-    Sums are float64 and merged episode by episode (Chan, Golub and LeVeque, 1979), so that they do not lose digits
-    however many there are. The last steps' unused actions, rewards and discounts are left out.
+    The sums are float64 and are merged episode by episode (Chan, Golub and LeVeque, 1979), so that they do not lose
+    precision in long datasets. The unused actions, rewards and discounts of last steps are left out.
 
     Args:
       episodes: a dataset, or any episodes with the same fields.
-      images: "channel": one entry per channel for uint8 `[height, width, channels]`; "skip": none.
+      images: "channel" computes one entry per channel of uint8 images `[height, width, channels]`; "skip" computes no
+        statistics of images.
 
     Raises:
       ConfigError: there are no episodes.
@@ -104,7 +113,7 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
 
 
 def _each(function, tree, *others):
-    """Map a function over the leaves; where the first tree has None, return the second's leaf, or None."""
+    """Map a function over the leaves of trees; if the first tree's leaf is None, return the second tree's, if any."""
     stays = lambda leaf, *rest: (rest[0] if rest else None) if leaf is None else function(leaf, *rest)  # noqa: E731
     return jax.tree.map(stays, tree, *others, is_leaf=lambda leaf: leaf is None)
 
@@ -119,7 +128,7 @@ def _begin(x, images):
 
 
 class _Running:
-    """The running count, mean, sum of squared deviations and range of the values added."""
+    """A running count, mean, sum of squared deviations and range of the values passed to `add`."""
 
     def __init__(self, shape):
         self._shape, self._count = shape, 0
@@ -142,7 +151,7 @@ class _Running:
         if not self._count:
             nowhere = np.full(self._shape, np.nan)
             return Moments(0, nowhere, nowhere, nowhere, nowhere)
-        varies = self._low != self._high  # exact, unlike the rounded sums of a constant
+        varies = self._low != self._high  # exact for constants, whose sums are rounded
         return Moments(
             self._count,
             np.where(varies, self._mean, self._low),

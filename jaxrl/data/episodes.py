@@ -1,8 +1,8 @@
-"""Episodes as numpy arrays in the step order of RLDS, and checks of its rules.
+"""Episodes as numpy arrays in the step order of RLDS, and checks of the rules of RLDS.
 
-An episode of T transitions has T + 1 steps: step i holds the observation, the action taken there, and the reward and
+An episode of T transitions has T + 1 steps. Step i holds an observation, the action taken at it, and the reward and
 discount that followed. The last step holds the last observation; its action, reward and discount are unused and
-zero (https://github.com/google-research/rlds#dataset-format). That is jaxrl's row convention as well.
+zero (https://github.com/google-research/rlds#dataset-format). jaxrl's rows follow the same convention.
 """
 
 import dataclasses
@@ -22,18 +22,19 @@ TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """A complete or partly recorded episode: leaves `[T + 1, ...]`.
+    """A complete or partly recorded episode of T transitions; all arrays have shape `[T + 1, ...]`.
 
     Attributes:
-      observation, action: arrays, or nested dictionaries of them; tuples become dictionaries with the keys "0", "1",
+      observation, action: arrays, or nested dictionaries of arrays; tuples become dictionaries with the keys "0", "1",
         ...
-      reward, discount: the reward and discount that followed the action, one number per step; the discount is 0 where
-        the episode then terminated, otherwise 1 or the environment's own in (0, 1).
-      is_first, is_last: true at the first step, at the last.
+      reward, discount: the reward and discount that followed the action, one number per step; the discount is 0 if
+        the episode terminated after the action, otherwise 1 or the environment's discount in (0, 1).
+      is_first: true only at the first step.
+      is_last: true only at the last step.
       is_terminal: true at the last step if the episode terminated there; never if it was truncated or cut off.
-      metadata: values of the whole episode. `ending` is "terminated", "truncated", or "cut off" if what followed is
-        unknown.
-      extras: the other fields of a dataset's steps.
+      metadata: values that describe the whole episode. `ending` is "terminated", "truncated", or "cut off" if the
+        continuation of the episode is unknown.
+      extras: other fields of the dataset's steps.
     """
 
     observation: PyTree
@@ -48,7 +49,7 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """The number of transitions, one fewer than steps."""
+        """The number of transitions, one less than the number of steps."""
         return len(self.is_last) - 1
 
     @property
@@ -58,7 +59,7 @@ class Episode:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The episode's metadata, with its actual `return` and `length`."""
+        """The episode's metadata, with `return` and `length` computed from the steps."""
         return {**self.metadata, "return": self.episode_return, "length": self.length}
 
     @property
@@ -73,7 +74,7 @@ MARKS = ("is_first", "is_last", "is_terminal")
 
 
 def marks_of(terminations: np.ndarray, truncations: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
-    """Return `is_first`, `is_last` and `is_terminal`, and the ending, of T transitions with these flags."""
+    """Return the arrays `is_first`, `is_last` and `is_terminal`, and the ending, from the flags of T transitions."""
     is_first, is_last, is_terminal = marks = np.zeros((3, len(terminations) + 1), np.bool_)
     is_first[0] = is_last[-1] = True
     is_terminal[1:] = terminations
@@ -90,23 +91,23 @@ def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
 
 
 def zero_where(condition: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return `x` [n.., ...] with zeros where the condition [n..] holds."""
+    """Return `x` [*n, ...] with zeros where `condition` [*n] is true."""
     if not condition.any():
         return x
     return np.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), np.zeros((), x.dtype), x)
 
 
 def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray:
-    """Return `x` as `dtype`, which may round floating-point numbers and changes nothing else.
+    """Cast `x` to `dtype`, allowing no change of values except the rounding of floating-point numbers.
 
     Args:
-      x: numbers `[steps, ...]`.
+      x: an array of numbers `[steps, ...]`.
       dtype: a NumPy dtype.
-      name: the name of `x` in the message.
-      counts: bool `[steps]`, the steps whose values matter; others may change.
+      name: the name of `x` for the error message.
+      counts: bool `[steps]`, True at steps whose values are used; unused values may change.
 
     Raises:
-      DatasetError: `x` does not hold real numbers, or holds one that `dtype` cannot represent.
+      DatasetError: `x` does not hold real numbers, or `dtype` cannot represent a used value.
     """
     dtype = np.dtype(dtype)
     if x.dtype == dtype:
@@ -121,13 +122,14 @@ def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray
 
 
 def refuse(name: str, x: np.ndarray, wrong: np.ndarray, counts: np.ndarray, why: str) -> None:
-    """Raise a DatasetError if a value is `wrong` at a step that counts.
+    """Raise a DatasetError if `wrong` is true at a step whose values are used.
 
     Args:
-      name: the name of `x` in the message.
-      x, wrong: values `[steps, ...]`, and which of them are wrong.
-      counts: bool `[steps]`, the steps whose values matter.
-      why: the end of the message.
+      name: the name of `x` for the error message.
+      x: an array of values `[steps, ...]`.
+      wrong: bool, of the shape of `x`, True for wrong values.
+      counts: bool `[steps]`, True at steps whose values are used.
+      why: the end of the error message.
     """
     steps = wrong.reshape(len(counts), -1).any(axis=1) & counts
     if steps.any():
@@ -136,7 +138,7 @@ def refuse(name: str, x: np.ndarray, wrong: np.ndarray, counts: np.ndarray, why:
 
 
 def broken_rules(episode: Episode) -> list[tuple[str, str]]:
-    """Return the RLDS rules that an episode breaks, as pairs (field, what is wrong with it)."""
+    """Return the RLDS rules that an episode breaks, as pairs (field, description of the problem)."""
     if found := broken_steps(episode):
         return found
     for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
@@ -147,7 +149,7 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
 
 
 def broken_steps(episode: Episode) -> list[tuple[str, str]]:
-    """Return the RLDS rules that an episode's arrays break, like `broken_rules`; metadata are not checked."""
+    """Return the RLDS rules that an episode's arrays break, like `broken_rules` but without checking metadata."""
     leaves = named_leaves(episode.steps)
     for name, x in leaves.items():
         if not np.ndim(x) or not hasattr(x, "dtype"):
@@ -178,10 +180,11 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
 
 
 def discount_problems(episode: Episode) -> list[tuple[str, str]]:
-    """Return the fields with invalid discounts, as pairs (field, what is wrong with it).
+    """Return the fields with invalid discounts, as pairs (field, description of the problem).
 
-    Each discount must be in [-1, 1] and not 0. The one before a terminal end may also be 0, as RLDS requires; datasets
-    that rely on `is_terminal` have other values up to 1 there. A 0 elsewhere would end an episode that continues.
+    Each discount must be in [-1, 1] and not 0. The discount before a terminal step may also be 0, as RLDS requires;
+    datasets that rely on `is_terminal` store other values up to 1 at this step. A 0 at any other step would end an
+    episode that continues.
     """
     found = episode.discount[:-1]
     if found.dtype.kind in "OSUMmc":
@@ -201,7 +204,7 @@ def discount_problems(episode: Episode) -> list[tuple[str, str]]:
 
 
 def non_finite(episode: Episode) -> list[tuple[str, str]]:
-    """Return the fields with NaN or infinities, as pairs (field, at which step); unused values are not checked."""
+    """Return the fields with NaN or infinities, as pairs (field, message with the step); unused values are ignored."""
     found = []
     for name, x in named_leaves(meaningful(episode)).items():
         if x.dtype.kind not in "iubUSO" and not np.isfinite(x).all():
@@ -219,16 +222,16 @@ def meaningful(episode: Episode) -> dict[str, PyTree]:
     }
 
 
-Kind = dict[str, tuple[Any, ...]]  # dtype and shape by the name of an array
+Kind = dict[str, tuple[Any, ...]]  # maps the name of an array to its dtype and shape
 
 
 def kind_of(tree: PyTree, *, axes: int = 0) -> Kind:
-    """Return the dtype and shape of each array by its name, without the first `axes` axes, which may differ."""
+    """Return the dtype and shape of each array, keyed by name, leaving out the first `axes` axes, which may differ."""
     return {name: (x.dtype, x.shape[axes:]) for name, x in named_leaves(tree).items()}
 
 
 def differences(found: Kind, expected: Kind) -> list[str]:
-    """Return how arrays differ from the expected ones, as "reward is float64 (), but float32 ()", one line each."""
+    """Return one line for each array that differs from `expected`, such as "reward is float64 (), but float32 ()"."""
     lines, missing = [], ("missing",)
     for name in expected | found:
         here, there = found.get(name, missing), expected.get(name, missing)
@@ -238,11 +241,11 @@ def differences(found: Kind, expected: Kind) -> list[str]:
 
 
 def check_kind(found: Kind, kind: Kind | None, error: type[JaxrlError] = DatasetError) -> Kind:
-    """Return `found`, which must equal `kind` unless that is None.
+    """Check that `found` equals `kind`, unless `kind` is None; return `found`.
 
     Raises:
-      JaxrlError: they differ; it is an `error`, and names the array.
+      JaxrlError: they differ. The error is an instance of `error` and names the array.
     """
     if kind is not None and (lines := differences(found, kind)):
-        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same")
+        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same arrays and metadata")
     return found

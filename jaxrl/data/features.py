@@ -1,4 +1,4 @@
-"""The fields of a dataset: how each array is encoded in its records, in TFDS's terms."""
+"""The fields of an RLDS dataset, and the encoding of each field in the records, in TFDS's terms."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,11 @@ from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import bounds
 from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount
 
-# TFDS's encoding "none" stores numbers as int64 or float32, and reads uint64 back wrongly above 2^63; "bytes" stores
-# an array's memory. As integers, images would take a byte or two per value and much more time.
+# TFDS's encoding "none" stores numbers as int64 or float32, and reads uint64 values above 2^63 back wrongly. "bytes"
+# stores the array's memory; with "none", images would take one or two bytes per value and much more time.
 _AS_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32")
 _AS_BYTES = ("float16", "bfloat16", "float64", "uint64")
-_MANY = 16  # values from which integers are stored as bytes; not uint32, whose bytes TensorFlow cannot decode
+_MANY = 16  # integer arrays of at least this size are stored as bytes, except uint32, which TensorFlow cannot decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Field:
     """An array of an episode.
 
     Attributes:
-      name: its path in the record, such as `steps/observation/camera`.
-      dtype: its dtype in memory.
-      shape: the shape of one step, or of the episode's single value.
-      encoding: TFDS's "none", "bytes" or "zlib"; "text"; or "foreign" if only TFDS can decode it.
-      decoder: TFDS's feature, if foreign.
+      name: the array's path in the record, such as `steps/observation/camera`.
+      dtype: the array's dtype in memory; None for "text" and "foreign".
+      shape: the shape of one step, or of the value if the episode has a single one.
+      encoding: TFDS's "none", "bytes" or "zlib"; "text"; or "foreign" if only TFDS can decode the array.
+      decoder: the TFDS feature that decodes a "foreign" array.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Field:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The dtype and shape, as in `kind_of`."""
+        """The dtype and shape, in the format of `jaxrl.data.episodes.kind_of`."""
         return ("TFDS's decoder",) if self.dtype is None else (self.dtype, self.shape)
 
 
@@ -56,7 +56,7 @@ def tfds() -> Any:
     """Import the package `tensorflow_datasets`, which does not import TensorFlow.
 
     Raises:
-      MissingExtraError: it is not installed.
+      MissingExtraError: the package is not installed.
     """
     try:
         import array_record.python.array_record_module  # noqa: F401
@@ -67,10 +67,10 @@ def tfds() -> Any:
 
 
 def new_example() -> Any:
-    """Return an empty `tf.train.Example`, whose `features.feature` maps names to lists of bytes, float32 or int64."""
+    """Return an empty `tf.train.Example`; its `features.feature` maps names to lists of bytes, float32 or int64."""
     from tensorflow_datasets.proto import tf_example_pb2
 
-    messages: Any = tf_example_pb2  # which protobuf makes at run time
+    messages: Any = tf_example_pb2  # protobuf creates its classes at run time
     return messages.Example()
 
 
@@ -78,10 +78,11 @@ def new_example() -> Any:
 
 
 def fields_of(episode: Episode) -> list[Field]:
-    """Return the fields with which an episode like this one is written.
+    """Return the fields for writing episodes that have the arrays and metadata of `episode`.
 
     Raises:
-      ConfigError: names every array that could not be read back bit for bit, and every name that TFDS does not allow.
+      ConfigError: an array could not be read back bit for bit, or TFDS does not allow a name; the message lists all of
+        them.
     """
     fields, problems = [], []
     for path, x in jax.tree.leaves_with_path({"steps": episode.steps}):
@@ -91,7 +92,7 @@ def fields_of(episode: Episode) -> list[Field]:
             problems.append(f"{name}: a name with / is ambiguous with a nested name; rename it")
         if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
             problems.append(
-                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported are: "
+                f"{name} has dtype {dtype}, which RLDS cannot restore bit for bit; supported: "
                 + ", ".join(sorted(_AS_NUMBERS + _AS_BYTES))
             )
         if 0 in shape:
@@ -113,7 +114,7 @@ def fields_of(episode: Episode) -> list[Field]:
 
 
 def described(fields: list[Field]) -> Any:
-    """Return the fields as TFDS features."""
+    """Convert the fields to TFDS features."""
     tf = tfds().features
     found = {
         field.name: tf.Text()
@@ -126,10 +127,10 @@ def described(fields: list[Field]) -> Any:
 
 
 def serialized(episode: Episode, fields: list[Field]) -> bytes:
-    """Encode an episode with these fields as a `tf.train.Example`.
+    """Encode an episode with these fields as a serialized `tf.train.Example`.
 
     Raises:
-      ConfigError: its metadata have other types, or it has more than 2 GB.
+      ConfigError: the types of the episode's metadata differ from `fields`, or the episode is larger than 2 GB.
     """
     example, steps = new_example(), iter(jax.tree.leaves(episode.steps))
     features = example.features.feature
@@ -140,7 +141,7 @@ def serialized(episode: Episode, fields: list[Field]) -> bytes:
             _write_value(features[field.name], field, episode.metadata[field.name])
     try:
         return example.SerializeToString(deterministic=True)
-    except Exception as error:  # EncodeError, of a package that is not imported here
+    except Exception as error:  # protobuf's EncodeError, which is not imported
         raise ConfigError(
             f"an episode of {episode.length:,} transitions exceeds the 2 GB limit of a TFDS record: "
             "use a smaller max_steps"
@@ -151,7 +152,7 @@ def _write_steps(feature, field, x):
     if field.encoding == "bytes":
         feature.bytes_list.value.extend(one.tobytes() for one in x)
     elif field.dtype.kind == "f":
-        # Numbers in a row are written as one string of bytes is: a hundred times faster than value by value.
+        # Packed floats have the wire format of one bytes value, and writing bytes is a hundred times faster.
         packed = type(feature.bytes_list)(value=[x.tobytes()])
         feature.float_list.ParseFromString(packed.SerializeToString())
     else:
@@ -176,7 +177,7 @@ def _write_value(feature, field, value):
 
 @contextlib.contextmanager
 def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[bytes]]]:
-    """Open a file of records; yield a function that reads the records from `start` to `stop - 1`.
+    """Open an ArrayRecord file; yield a function `read(start, stop)` that returns the records in this range.
 
     Raises:
       DatasetError: the file is incomplete or damaged.
@@ -197,12 +198,12 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
     try:
         yield read
     finally:
-        with contextlib.suppress(RuntimeError):  # of a damaged file, which `read` has reported
+        with contextlib.suppress(RuntimeError):  # the file is damaged, which `read` has already reported
             reader.close()
 
 
 def read_fields(features: Any) -> list[Field]:
-    """Return the fields of a dataset from TFDS's description of its features."""
+    """Convert a dataset's TFDS features to fields."""
     tf = tfds().features
     found = []
 
@@ -229,15 +230,20 @@ def read_fields(features: Any) -> list[Field]:
 
 
 def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, Any]:
-    """Decode the arrays of a record, by field name.
+    """Decode a record into arrays, keyed by field name.
+
+    Args:
+      record: a serialized `tf.train.Example`.
+      fields: the fields to decode.
+      where: the name of the episode, for error messages.
 
     Raises:
-      DatasetError: names the field that is missing or cannot be read; `where` names the episode.
+      DatasetError: a field is missing or cannot be read; the message names the episode and the field.
     """
     example = new_example()
     try:
         example.ParseFromString(record)
-    except Exception as error:  # DecodeError, of a package that is not imported here
+    except Exception as error:  # protobuf's DecodeError, which is not imported
         raise DatasetError(f"{where}: the record is not a tf.train.Example: {error}") from error
     features = example.features.feature
     found = {}
@@ -264,7 +270,7 @@ def _read(field, feature):
         decoded = [field.decoder.decode_example_np(x) for x in values]
         return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
     if (kind == "bytes_list") != (field.encoding != "none"):
-        raise ValueError(f"it has encoding {field.encoding}, but its values have the other encoding")
+        raise ValueError(f"its declared encoding is {field.encoding}, but its values are encoded differently")
     if field.encoding == "text":
         texts = [x.decode() for x in values]
         return np.asarray(texts) if field.of_steps else texts[0]
@@ -288,7 +294,7 @@ def _read(field, feature):
 
 
 def _check_foreign(decoder, values):
-    """Check values that TFDS will decode, because it trusts the sizes that pictures and compressed bytes declare."""
+    """Check the sizes that images and compressed bytes declare, which TFDS would trust when it decodes them."""
     if isinstance(decoder, tfds().features.Image):
         bounds.check_pictures(values, decoder.shape)
     elif getattr(decoder.to_json_content(), "encoding", "") == "zlib":
@@ -296,7 +302,7 @@ def _check_foreign(decoder, values):
 
 
 def _inflated(data, size):
-    """Decompress the bytes of one step, never producing more than its shape needs."""
+    """Decompress the bytes of one step to exactly `size` bytes; stop decompressing beyond this size."""
     found = (decoder := zlib.decompressobj()).decompress(data, size + 1)
     if len(found) != size or not decoder.eof:
         raise ValueError(f"it does not decompress to the {size} bytes of its shape")
@@ -304,10 +310,10 @@ def _inflated(data, size):
 
 
 def as_episode(values: Mapping[str, Any]) -> Episode:
-    """Return an episode from arrays by field name, filling in the fields that RLDS allows to be absent.
+    """Create an episode from arrays keyed by field name, filling in the fields that RLDS allows to be absent.
 
-    Missing observations and actions are empty, missing rewards are 0. Without `is_terminal`, the discount determines
-    whether the episode terminated; missing discounts follow from `is_terminal`.
+    Missing observations and actions become empty dictionaries, and missing rewards become 0. Without `is_terminal`, the
+    discounts determine whether the episode terminated; missing discounts follow from `is_terminal`.
     """
     metadata = {name: x for name, x in values.items() if not name.startswith("steps/")}
     steps = unflatten_dict({name: x for name, x in values.items() if name not in metadata}, sep="/")["steps"]

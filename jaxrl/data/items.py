@@ -1,7 +1,8 @@
-"""The items of a dataset, transitions or sequences, by number: the position of each, and their shuffled order.
+"""Numbering, shuffling and reading of a dataset's items, which are transitions or sequences.
 
-Everything is computed from the episode lengths; only these and the episodes being read are held in memory.
-Grain reads ahead, but its samplers are not used: they order the records of a file, which are whole episodes here.
+Positions and order of the items are computed from the episode lengths; only the lengths and the episodes being read are
+held in memory. Grain prefetches batches, but its samplers are not used, because they order the records of a file, and a
+record is a whole episode.
 """
 
 import dataclasses
@@ -32,15 +33,15 @@ class Episodes(Protocol):
         ...
 
     def read(self, indices: np.ndarray) -> Iterator[Episode]:
-        """Yield these episodes, in this order."""
+        """Yield the episodes at these indices, in the given order."""
         ...
 
 
 def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajectory[np.ndarray]:
-    """Return the rows with only these extras.
+    """Return the rows with only the extra fields named in `extras`.
 
     Raises:
-      ConfigError: an extra is absent or text.
+      ConfigError: an extra field is absent, or is text.
     """
     for name in extras:
         if name not in rows.extras:
@@ -52,11 +53,11 @@ def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajec
 
 
 class RowReader:
-    """A reader of a dataset's episodes as rows, which all have the same dtypes and shapes.
+    """A reader of a dataset's episodes as rows; it checks that all rows have the same dtypes and shapes.
 
     Args:
       dataset: the dataset to read.
-      extras: the other fields of the steps to keep.
+      extras: names of the extra fields of the steps to keep.
     """
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...]):
@@ -65,12 +66,12 @@ class RowReader:
         self._kind: Kind | None = None  # of the first rows read
 
     def read(self, indices: np.ndarray) -> Iterator[Trajectory[np.ndarray]]:
-        """Yield the rows of these episodes, in this order: leaves `[transitions + 1, ...]`.
+        """Yield the rows of the episodes at these indices, in the given order, with leaves `[transitions + 1, ...]`.
 
         Raises:
-          ConfigError: an extra is absent or text.
-          DatasetError: an episode is not as long as the dataset says, has other arrays than those read before, or holds
-            a number that float32 cannot represent.
+          ConfigError: an extra field is absent, or is text.
+          DatasetError: an episode has another length than `dataset.lengths` states, other arrays than the episodes read
+            before, or a number that float32 cannot represent.
         """
         for index, episode in zip(indices.tolist(), self._dataset.read(indices), strict=True):
             if episode.length != self._lengths[index]:
@@ -88,7 +89,7 @@ class RowReader:
 
 
 class Batches:
-    """A function that returns batch number k of a `Loader`. Threads may share it, and processes hold copies."""
+    """A function that returns batch number k of a `Loader`. Threads can share an instance; each process has a copy."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class Batches:
         return jax.tree.map(lambda *x: np.concatenate(x, axis).take(back, axis), *parts)
 
     def _counts(self):
-        """Return how many items begin in each episode."""
+        """Return the number of items that begin in each episode."""
         if self._sequence is None:
             return self._lengths
         if self._sequence.end != "continue":
@@ -137,11 +138,14 @@ class Batches:
             starts = [views.stretches(length + 1, self._sequence)[0] for length in lengths.tolist()]
             return np.asarray(list(map(len, starts)), np.int64)[which]
         period, latest = self._sequence.period, self._first_row[-1] - self._sequence.rows
-        before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (how many begin before a row)
+        before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (number of items before a row)
         return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
 
     def _place(self, episode, within):
-        """Return the first row of each item, and the number of transitions to its episode's end, or of its rows."""
+        """Return (start, extent) of each item: its first row, and its extent for `views.gather_*`.
+
+        The extent is the number of transitions to the episode's end for transitions, or of rows for sequences.
+        """
         first, lengths = self._first_row[episode], self._lengths[episode]
         if self._sequence is None:
             return first + within, lengths - within
@@ -154,7 +158,7 @@ class Batches:
         return first + start, extents
 
     def _read(self, episode, start, extent):
-        """Yield slices of the items with the rows of their episodes, as many at once as the cache may hold."""
+        """Yield (slice of the items, rows of their episodes), with as many episodes at once as fit in the cache."""
         last = episode
         if self._sequence is not None and self._sequence.end == "continue":
             last = np.searchsorted(self._first_row, start + extent - 1, side="right") - 1
@@ -200,7 +204,7 @@ class Batches:
 
 
 class _Order:
-    """The order of the endless stream of items: maps places to (episode, number within it)."""
+    """The order of the endless stream of items: maps a position in the stream to (episode, item within the episode)."""
 
     def __init__(self, counts, seed, window):
         self._counts, self._seed, self._window = counts, seed, window
@@ -227,7 +231,7 @@ class _Order:
         return episodes[at], shuffled - first[at]
 
     def _epoch(self, epoch):
-        """Return the episodes in the epoch's order, the first item of each, and the first item of each window."""
+        """Return the episodes in the epoch's order, the first item of each episode, and the first of each window."""
         found = self._epochs.get(epoch if self._window is not None else 0)
         if found is not None:
             return found
@@ -244,7 +248,7 @@ class _Order:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """The rows of an episode by `Trajectory` field: leaves and tree structures, and the size of all in bytes."""
+    """The leaves and tree structures of an episode's rows, keyed by `Trajectory` field, and their size in bytes."""
 
     leaves: dict[str, list[np.ndarray]]
     structure: dict[str, jax.tree_util.PyTreeDef]
@@ -258,7 +262,7 @@ class _Rows:
 
 
 class _Cache:
-    """A cache of the rows of the most recently read episodes."""
+    """A cache of the rows of recently read episodes."""
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
         self._settings = dataset, extras, max_bytes, min_episodes
@@ -271,11 +275,11 @@ class _Cache:
         return _Cache, self._settings
 
     def full(self, size: int, episodes: int) -> bool:
-        """Return whether `size` bytes of rows of `episodes` episodes reach the cache's limits."""
+        """Return whether the rows of `episodes` episodes, `size` bytes in total, reach the limits of the cache."""
         return size >= self._max_bytes and episodes >= self._min_episodes
 
     def get(self, numbers: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
-        """Yield the rows of these episodes, reading those that are not cached."""
+        """Yield (number, rows) for each of these episodes, reading those that are not cached."""
         with self._lock:
             here = {number: self._rows[number] for number in numbers if number in self._rows}
             for number in here:

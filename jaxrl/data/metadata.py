@@ -1,8 +1,8 @@
-"""Checks of the names in a dataset's description, before another library builds what they name.
+"""Checks of the class names in a dataset's metadata files, before another library imports and builds these classes.
 
-TFDS imports the module of every feature that `features.json` names, and Minari builds the environment of a dataset
-whose `metadata.json` has no spaces: both would run whatever code a file asks for. So the files are read here first, as
-JSON, and only names in the tables below pass.
+TFDS imports the module of every feature named in `features.json`, and Minari builds the environment of a dataset whose
+`metadata.json` has no spaces: both could run arbitrary code from an untrusted file. So this module reads the files
+first, as JSON, and accepts only the names in the tables below.
 """
 
 import re
@@ -14,11 +14,11 @@ from jaxrl.core import files
 from jaxrl.core.errors import DatasetError
 from jaxrl.core.spaces import MOST_NUMBERS, is_bounded_shape
 
-_KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # the last: as TFDS wrote it before 4.5
-_JSON_KEYS = ("jsonFeature", "json_feature", "type")  # whose content TFDS passes to the class unchanged
+_KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # TFDS wrote "type" before 4.5
+_JSON_KEYS = ("jsonFeature", "json_feature", "type")  # TFDS passes the content of these keys to the class unchanged
 
 _TFDS = "tensorflow_datasets.core.features"
-# Features that only read sizes and types from such content; others would open the files that it names.
+# Features that read only sizes and types from the content of `_JSON_KEYS`; others would open files named in it.
 _FROM_JSON = frozenset(
     f"{_TFDS}.{name}"
     for name in (
@@ -31,7 +31,7 @@ _FROM_JSON = frozenset(
         "text_feature.Text",
     )
 )
-# The features of RLDS datasets, without Audio and Video, which start ffmpeg, and classes outside TFDS.
+# The features allowed in RLDS datasets. Audio and Video, which start ffmpeg, and classes outside TFDS are excluded.
 FEATURE_KINDS = _FROM_JSON | {
     f"{_TFDS}.bounding_boxes.BBoxFeature",
     f"{_TFDS}.class_label_feature.ClassLabel",
@@ -39,9 +39,9 @@ FEATURE_KINDS = _FROM_JSON | {
     f"{_TFDS}.scalar.Scalar",
 }
 
-_MOST_SHARDS = 100_000  # of a split; TFDS numbers them with five digits
+_MOST_SHARDS = 100_000  # maximum number of shards of a split; TFDS numbers them with five digits
 _LONGEST_NAME = 200
-# File name templates; TFDS passes them to `str.format`, which would accept attributes and widths.
+# Allowed file name templates. TFDS passes a template to `str.format`, which would accept attributes and widths.
 _TEMPLATE = re.compile(r"(?:[\w.+=@ -]|\{[A-Z_]+\}|/(?!\.\./))*")
 
 DATA_FORMATS = ("hdf5", "arrow", "parquet")
@@ -50,30 +50,30 @@ SPACE_KINDS = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text"
 
 
 def check_files(directory: Path) -> None:
-    """Check that a dataset holds only regular files, before a library opens them.
+    """Check that a dataset's directory contains only regular files, before a library opens them.
 
     Raises:
-      DatasetError: it holds a pipe, a device or a broken link.
+      DatasetError: the directory contains a pipe, a device or a broken link.
     """
     try:
         files.check_regular(directory)
     except OSError as error:
-        raise DatasetError(f"{error.filename}: {error.strerror}; it is not opened") from error
+        raise DatasetError(f"{error.filename}: {error.strerror}; the dataset is not opened") from error
 
 
 def check_tfds(directory: Path) -> None:
     """Check the description of a dataset in TFDS's layout.
 
-    Every feature that `features.json` and `dataset_info.json` name must be one of `FEATURE_KINDS`, and the second may
-    only name files of the dataset, and not too many shards.
+    Every feature named in `features.json` and `dataset_info.json` must be one of `FEATURE_KINDS`. `dataset_info.json`
+    may only name files within the dataset, and its number of shards is limited.
 
     Raises:
-      DatasetError: they name something else (the message says what), or a file is not such JSON.
+      DatasetError: a file names something else, which the message states, or is not valid JSON of this kind.
     """
     for name, problems in (("features.json", _feature_problems), ("dataset_info.json", _info_problems)):
         path = directory / name
         if problem := _first(problems(_parsed(path))):
-            raise DatasetError(f"{path} {problem}; it is not opened")
+            raise DatasetError(f"{path} {problem}; the dataset is not opened")
 
 
 def _info_problems(found):
@@ -100,11 +100,12 @@ def _info_problems(found):
 
 
 def read_minari(path: Path) -> Mapping[str, Any]:
-    """Read and check a Minari dataset's `metadata.json`, with its data format and both of its spaces.
+    """Read a Minari dataset's `metadata.json`, and check its data format, its spaces and its number of episodes.
 
     Raises:
       DatasetError: a space is missing or of a kind that Minari does not have, so that Minari would build the
-        environment that the file names; it has more episodes than its files could hold; or the file is not such JSON.
+        environment named in the file; the number of episodes is larger than the dataset's files could hold; or the file
+        is not valid JSON of this kind.
     """
     found = _parsed(path)
     if not isinstance(found, dict) or found.get("data_format") not in DATA_FORMATS:
@@ -114,11 +115,11 @@ def read_minari(path: Path) -> Mapping[str, Any]:
         text = found.get(name)
         if not isinstance(text, str):
             raise DatasetError(
-                f"{path} has no {name}, so Minari would build the environment that it names, and run any code with it; "
-                "it is not opened"
+                f"{path} has no {name}, so Minari would build the environment that the file names, which could run any "
+                "code; the dataset is not opened"
             )
         if problem := _first(_space_problems(_parsed(path, text), name)):
-            raise DatasetError(f"{path}: {problem}; it is not opened")
+            raise DatasetError(f"{path}: {problem}; the dataset is not opened")
     episodes, held = found.get("total_episodes", 0), sum(x.lstat().st_size for x in path.parent.rglob("*"))
     if not isinstance(episodes, int) or not 0 <= episodes <= held:
         raise DatasetError(f"{path} declares {episodes!r:.80} episodes, but has {held:,} bytes of data")
@@ -140,7 +141,7 @@ def _first(problems: Iterator[str]) -> str | None:
 
 
 def _feature_problems(node: Any) -> Iterator[str]:
-    """Yield reasons why TFDS must not read this JSON: forbidden classes at any place where it looks for one."""
+    """Yield reasons why TFDS must not read this JSON: forbidden classes under any key where TFDS looks for a class."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _feature_problems(child)
     if not isinstance(node, dict):
@@ -151,7 +152,7 @@ def _feature_problems(node: Any) -> Iterator[str]:
             yield f"names the feature {kind!r:.200}, and TFDS would import its module"
         elif isinstance(kind, str) and kind not in _FROM_JSON and any(name in node for name in _JSON_KEYS):
             yield f"describes the feature {kind!r} in unrestricted JSON, which may name other files"
-    # JSON within JSON, in which TFDS looks for features too.
+    # Strings that contain JSON, in which TFDS also looks for features.
     for key in ("json", "content"):
         if isinstance(node.get(key), str):
             try:
@@ -165,10 +166,10 @@ def _feature_problems(node: Any) -> Iterator[str]:
 def _space_problems(space: Any, where: str) -> Iterator[str]:
     kind = space.get("type") if isinstance(space, dict) else space
     if kind not in SPACE_KINDS:
-        yield f"{where} is {kind!r:.80}; spaces of Minari are {', '.join(SPACE_KINDS)}"
+        yield f"{where} is {kind!r:.80}; Minari's spaces are {', '.join(SPACE_KINDS)}"
         return
     if "dtype" in space and space["dtype"] not in DTYPES:
-        yield f"{where} has dtype {space['dtype']!r:.80}; allowed are {', '.join(DTYPES)}"
+        yield f"{where} has dtype {space['dtype']!r:.80}; supported dtypes: {', '.join(DTYPES)}"
     for key in ("shape", "n") if kind != "Discrete" else ():
         sizes = space.get(key, [])
         sizes = sizes if isinstance(sizes, list) else [sizes]

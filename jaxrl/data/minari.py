@@ -1,7 +1,7 @@
-"""A writer of Minari datasets (https://minari.farama.org), which TorchRL, d3rlpy and others read.
+"""A writer of Minari datasets (https://minari.farama.org), a format that TorchRL, d3rlpy and others read.
 
-Minari has no mark for episodes whose continuation is unknown. Other readers see them as truncated, as where Minari's
-own collector stops; jaxrl distinguishes the two by the episode's metadata.
+Minari has no flag for episodes whose continuation is unknown ("cut off"). They are stored as truncated, like the
+episode at which Minari's own collector stops; jaxrl distinguishes cut-off and truncated episodes by their metadata.
 """
 
 import os
@@ -29,23 +29,23 @@ from jaxrl.data.minari_reader import (
 )
 from jaxrl.data.staging import Writer, as_dataset_errors
 
-_OWN = ("id", "total_steps")  # metadata of an episode that Minari itself writes
-_AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes and number of episodes that are written together
-_LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arrow file as two
+_OWN = ("id", "total_steps")  # metadata fields of an episode that Minari itself writes
+_AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # maximum bytes and number of episodes to write together
+_LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arrow file as two episodes
 
 
 class MinariWriter(Writer):
-    """A writer of a Minari dataset that appears when it is complete; a context manager, as every `Writer`.
+    """A writer of a Minari dataset; use it as a context manager. The dataset appears when it is complete.
 
     Args:
-      dataset_id: `(namespace/)name-v0`.
+      dataset_id: the dataset's id, `(namespace/)name-v0`.
       observation_space, action_space: the spaces of the episodes' arrays; a tuple is written as a dictionary.
-      data_format: "hdf5", one file, which all readers of Minari support; "arrow" or "parquet", one directory per
-        episode.
-      data_dir: the directory that holds datasets; None: where Minari looks for them.
-      env_spec: the id of the Gymnasium environment that `recover_environment` makes for readers. If its spaces count
-        integers from a number other than 0, so does the dataset.
-      algorithm: the algorithm's name.
+      data_format: "hdf5" (one file, supported by all readers of Minari), or "arrow" or "parquet" (one directory per
+        episode).
+      data_dir: the directory that contains datasets; None: Minari's default directory.
+      env_spec: the id of the Gymnasium environment that readers obtain from `recover_environment`. If the integers in
+        its spaces start at a number other than 0, so do those in the dataset.
+      algorithm: the name of the algorithm that collected the data.
 
     Raises:
       ConfigError: the id or the format is invalid, the dataset exists already, or another process writes to it.
@@ -90,7 +90,7 @@ class MinariWriter(Writer):
                 self._storage = MinariStorage.new(
                     self._partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
                 )
-                # Minari would add up the sizes of all files after every episode.
+                # Minari would otherwise compute the total size of all files after every episode.
                 self._storage.get_size = lambda: 0.0
                 about = {} if algorithm is None else {"algorithm_name": algorithm}
                 about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
@@ -174,7 +174,7 @@ class MinariWriter(Writer):
 
 
 def _checksum(episode, checksum):
-    """Return a checksum of every bit, type and shape that must be read back."""
+    """Return `checksum` updated with every value, dtype and shape of an episode that must be read back unchanged."""
     steps = episode.steps | {name: jax.tree.map(lambda x: x[:-1], episode.steps[name]) for name in ("action", "reward")}
     for name, x in named_leaves(steps).items():
         octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
@@ -183,10 +183,10 @@ def _checksum(episode, checksum):
 
 
 def _to_gymnasium(space: spaces.Space, name: str, first: Any) -> Any:
-    """Return the same space as a Gymnasium space, its integers counted from `first`.
+    """Convert a space to a Gymnasium space, in which integers start at `first`.
 
     Raises:
-      ConfigError: Minari could not return its elements bit for bit; the message names it.
+      ConfigError: Minari could not restore elements of the space bit for bit; the message contains `name`.
     """
     import gymnasium
 
@@ -222,15 +222,16 @@ def _find_spec(name):
 
 
 def _first_integers(spec: Any) -> dict[str, Any]:
-    """Return the first integers of the spaces of a spec's environment, which is made to read them.
+    """Create the environment of a spec and return the `first_integers` of its spaces.
 
-    If it cannot be made here, nothing is returned, with a warning: 0 is assumed.
+    If the environment cannot be created on this machine, warn and return an empty dictionary; integers are then
+    assumed to start at 0.
     """
     import gymnasium
 
     try:
         env = gymnasium.make(spec)
-    except Exception as error:  # its constructor may raise anything
+    except Exception as error:  # the environment's constructor may raise any error
         warnings.warn(
             f"env_spec={spec.id!r} cannot be created ({error!r:.200}): its integers are assumed to count from 0",
             stacklevel=3,
@@ -244,7 +245,7 @@ def _first_integers(spec: Any) -> dict[str, Any]:
 
 
 def _matching(first: Any, space: spaces.Space) -> Any:
-    """Return the parts of `first_integers` that have the shape of integers in our space; 0 for all other arrays."""
+    """Return the parts of `first_integers` whose shape matches the integers in our space; 0 for all other arrays."""
     if isinstance(space, spaces.Composite):
         parts = first if isinstance(first, Mapping) else {}
         return {str(key): _matching(parts.get(str(key), 0), child) for key, child in space.items}
@@ -253,7 +254,7 @@ def _matching(first: Any, space: spaces.Space) -> Any:
 
 
 def _write_namespaces(path: Path, namespace: str | None) -> None:
-    """Write the empty descriptions by which Minari recognizes the directories above a dataset."""
+    """Write the empty metadata file by which Minari recognizes each namespace directory above a dataset."""
     for folder in path.parents[: len(namespace.split("/")) if namespace else 0]:
         about = folder / "namespace_metadata.json"
         if not about.exists():

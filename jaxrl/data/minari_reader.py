@@ -1,9 +1,9 @@
-"""A reader of Minari datasets (https://minari.farama.org): N + 1 observations and N actions per episode.
+"""A reader of Minari datasets (https://minari.farama.org), which have N + 1 observations and N actions per episode.
 
-Integers that a space counts from a number other than 0 are returned counted from 0, as jaxrl's environments count them.
-Minari does not store the last step's action and reward, which are returned as zeros; the discounts, which follow from
-the endings; and whether the continuation of an episode is unknown, which only datasets written by jaxrl have as
-metadata.
+Integers of spaces that start at a number other than 0 are shifted to start at 0, as in jaxrl's environments. Minari
+does not store the following: the action and reward of the last step, which are returned as zeros; discounts, which are
+computed from the endings; and whether the continuation of an episode is unknown ("cut off"), which only datasets
+written by jaxrl have as metadata.
 """
 
 import itertools
@@ -23,18 +23,18 @@ from jaxrl.data import bounds, untrusted_tables
 from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount, marks_of
 from jaxrl.data.metadata import check_files, read_minari
 
-DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
-_AT_ONCE = 64  # episodes that are read while a file is open
-_PACKED = 1100  # HDF5's compression expands a byte to at most 1032
-_MOST_ARRAYS = 100_000  # in all episodes that are read at once
-_DEEPEST = 20  # nested groups
+DESCRIPTION = "Written by jaxrl, images without loss."  # marks datasets whose arrays are elements of jaxrl's spaces
+_AT_ONCE = 64  # number of episodes to read while a file is open
+_PACKED = 1100  # maximum ratio of decompressed to stored size; 1032 for HDF5's compression
+_MOST_ARRAYS = 100_000  # maximum number of arrays in the episodes that are read together
+_DEEPEST = 20  # maximum depth of nested groups
 
 
 def package(data_format: str = "hdf5") -> Any:
-    """Import the package `minari`, and the library that it needs for files of this format.
+    """Import the package `minari` and the libraries that it needs for files of this format.
 
     Raises:
-      MissingExtraError: it is not installed.
+      MissingExtraError: one of the packages is not installed.
     """
     try:
         import minari
@@ -53,19 +53,19 @@ def directory_of(dataset_id: str, data_dir: str | os.PathLike | None = None) -> 
 
 
 class MinariReader:
-    """A reader of the episodes of one Minari dataset, in order.
+    """A reader of the episodes of one Minari dataset, in their stored order.
 
     Args:
-      where: its id, or the directory that holds its `data`.
+      where: the dataset's id, or its directory, which contains `data`.
 
     Attributes:
-      path: the directory.
-      name: its id.
-      absent: empty: the RLDS fields that Minari does not store follow from those that it does.
+      path: the dataset's directory.
+      name: the dataset's id.
+      absent: always empty, because the RLDS fields that Minari does not store are computed from the stored ones.
 
     Raises:
       DatasetError: there is no such dataset, its metadata would make Minari build an environment, or Minari cannot open
-        it.
+        the dataset.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -81,21 +81,21 @@ class MinariReader:
         minari = package(data_format)
         try:
             self._dataset = minari.MinariDataset(self.path / "data")
-        except Exception as error:  # Minari raises whatever its parsers do
+        except Exception as error:  # Minari passes on any error of its parsers
             raise DatasetError(f"{self.path} cannot be opened by Minari: {error!s:.500}") from error
         self.name = self._dataset.id
         self.absent: tuple[str, ...] = ()
         action_space, foreign = self._dataset.action_space, described.get("description") != DESCRIPTION
         self._first = first_integers(self._dataset.observation_space), first_integers(action_space, boxes=foreign)
         self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # Minari's default
-        # In formats other than HDF5, Minari takes a long episode for several, and so misnumbers those that follow.
+        # In formats other than HDF5, Minari reads a long episode as several, and so misnumbers the following ones.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
     def __len__(self) -> int:
         return self._dataset.total_episodes
 
     def records(self, places: Iterable[int]) -> Iterator[Any]:
-        """Yield Minari's data and metadata of these episodes, in this order, or the error that it raised instead."""
+        """Yield (data, metadata) of each episode at `places`, in the given order, or the error raised by Minari."""
         storage, places, done = self._dataset.storage, [int(place) for place in places], 0
         while done < len(places):
             together = places[done : done + self._at_once]
@@ -104,7 +104,7 @@ class MinariReader:
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
-            except Exception as error:  # Minari raises whatever its file formats do
+            except Exception as error:  # Minari passes on any error of its file formats
                 done += 1
                 yield error
 
@@ -117,10 +117,14 @@ class MinariReader:
             untrusted_tables.check_episode(data / str(places[0]), self._format, self._pictures)
 
     def episode(self, record: Any, where: str) -> Episode:
-        """Convert a record to an episode; `where` names it.
+        """Convert a record to an episode.
+
+        Args:
+          record: an item that `records` yielded.
+          where: the name of the episode, for error messages.
 
         Raises:
-          DatasetError: it cannot be read.
+          DatasetError: the episode cannot be read.
         """
         if isinstance(record, Exception):
             raise DatasetError(f"{where}: it cannot be read by Minari: {record!r:.500}") from record
@@ -138,15 +142,16 @@ class MinariReader:
 
 
 def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | None = None) -> None:
-    """Check that episodes are stored in the file itself, and are not larger than compressed data of its size can be.
+    """Check that episodes are stored in the file itself, and that their size is possible for a file of this size.
 
     Args:
-      path: path of the file.
-      episodes: their numbers.
-      spaces: spaces of the parts of an episode in which pictures are decoded.
+      path: the path of the HDF5 file.
+      episodes: the numbers of the episodes to check.
+      spaces: the Gymnasium spaces of the parts of an episode ("observations", "actions") in which images are decoded.
 
     Raises:
-      ValueError: they are not.
+      ValueError: part of an episode is a link, is in another file, is nested too deeply or is too large; there are too
+        many arrays; or an image is invalid.
     """
     import h5py
 
@@ -168,10 +173,10 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
                 return
             if found.external or found.is_virtual:
                 raise ValueError(f"{name!r:.80} is in another file")
-            most -= found.nbytes  # first: unwritten data takes no room in the file, but days to read
+            most -= found.nbytes  # checked first: unwritten data takes no space in the file, but days to read
             if most < 0:
                 raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file can contain")
-            if found.dtype.kind == "O":  # variable length: many items may share the same bytes of the file
+            if found.dtype.kind == "O":  # of variable length: many items may share the same bytes of the file
                 needed = 0
                 for item in found if found.shape else [found[()]]:
                     needed += len(item)
@@ -189,7 +194,7 @@ def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | 
 
 
 def _pictures(found: Any, space: Any) -> Iterator[Any]:
-    """Yield the arrays of a file's group that Minari would decode as pictures because of their space."""
+    """Yield the arrays of an HDF5 group that Minari would decode as images, according to their space."""
     import h5py
     from gymnasium.spaces import Dict, Tuple
     from minari.dataset.minari_storage import is_image_space
@@ -202,7 +207,7 @@ def _pictures(found: Any, space: Any) -> Iterator[Any]:
 
 
 def _parts(x):
-    """Return the pairs of name, or position, and child of a dictionary or a tuple."""
+    """Return pairs (key or position, child) of a dictionary or a tuple."""
     return x.items() if isinstance(x, Mapping) else enumerate(x)
 
 
@@ -216,7 +221,7 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
             at = int(np.argmax(x))
             raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last can be")
     marks, ending = marks_of(**flags)
-    # Some older datasets have one entry of the infos per transition, not per step.
+    # In some older datasets, infos have one entry per transition instead of per step.
     infos = jax.tree.map(lambda x: _with_last(x) if len(x) == len(reward) else x, _arrays(stored["infos"] or {}))
     return Episode(
         observation=counted_from(_arrays(stored["observations"]), first_observation, -1, f"{where}: observation"),
@@ -230,7 +235,7 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
 
 
 def _arrays(x: Any) -> PyTree:
-    """Return Minari's data as nested dictionaries of arrays; the keys of a tuple's parts are their positions."""
+    """Convert Minari's data to nested dictionaries of arrays; tuples become dictionaries with positions as keys."""
     if isinstance(x, Mapping | tuple):
         return {str(name): _arrays(child) for name, child in _parts(x)}
     x = np.asarray(x)
@@ -240,11 +245,15 @@ def _arrays(x: Any) -> PyTree:
 
 
 def first_integers(space: Any, *, boxes: bool = False) -> Any:
-    """Return the first integers of a Gymnasium space, which jaxrl counts from 0: an array or 0, in dictionaries.
+    """Return the smallest values ("start") of the integers of a Gymnasium space; 0 for other arrays.
+
+    In jaxrl, all integers start at 0. For a `Dict` or `Tuple` space, the result is a dictionary with an entry for each
+    part, keyed by name or position.
 
     Args:
-      space: the space.
-      boxes: include boxes of integers, which `jaxrl.envs` represents as `Discrete` and `MultiDiscrete` in actions.
+      space: a Gymnasium space.
+      boxes: whether to include boxes of integers, which `jaxrl.envs` represents in action spaces as `Discrete` and
+        `MultiDiscrete`.
     """
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
@@ -256,10 +265,16 @@ def first_integers(space: Any, *, boxes: bool = False) -> Any:
 
 
 def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
-    """Shift integers from 0 to `first` (`sign` 1), or from `first` to 0 (`sign` -1); dtypes are kept.
+    """Shift integers that start at 0 to start at `first` (`sign` 1), or the reverse (`sign` -1), keeping dtypes.
+
+    Args:
+      x: arrays `[steps, ...]`, or nested dictionaries of them.
+      first: the result of `first_integers` for the space of `x`.
+      sign: 1 or -1.
+      name: the name of the field, with which error messages begin.
 
     Raises:
-      DatasetError: a shifted integer does not fit its dtype; the message begins with the field's `name`.
+      DatasetError: a shifted integer does not fit into its dtype.
     """
     if isinstance(x, Mapping) and isinstance(first, Mapping):
         return {key: counted_from(child, first.get(key, 0), sign, f"{name}/{key}") for key, child in x.items()}
@@ -272,5 +287,5 @@ def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
 
 
 def _with_last(x):
-    """Append the last step's entry, which is unused and zero."""
+    """Append a zero entry for the last step, which is unused."""
     return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])

@@ -1,8 +1,7 @@
-"""Permutations of any size, computed in parts, and stretches of equal labels.
+"""Pseudo-random permutations that can be evaluated at any indices, and runs of equal labels.
 
-The permutations are the same on every machine and with every NumPy version: `numpy.random` guarantees neither the same
-numbers in its next version nor part of a permutation without the whole, and Grain's `index_shuffle` takes one index per
-call.
+The permutations are the same on every machine and with every NumPy version. `numpy.random` does not guarantee the same
+numbers in later versions and cannot compute part of a permutation; Grain's `index_shuffle` takes one index per call.
 """
 
 import functools
@@ -12,25 +11,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_SORTED_UP_TO = 64  # below, the two digits of a Feistel network are too small to mix well
+_SORTED_UP_TO = 64  # up to this size, the two digits of a Feistel network are too small to mix well
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def permuted(index: np.ndarray, n: int, *key: int) -> np.ndarray:
-    """Return the values of a pseudo-random permutation of 0 .. n-1 at these places.
+    """Return the values of a pseudo-random permutation of 0 .. n-1 at the given indices.
 
-    It is an alternating Feistel network over the two digits of the index, as in `jaxrl.algos.minibatches`. The network
-    permutes a slightly larger range; an index that it maps to n or above is permuted again until it is below n, so the
-    result is an exact permutation for every n.
+    The permutation is an alternating Feistel network over the two digits of the index, as in
+    `jaxrl.algos.minibatches`. The network permutes a slightly larger range; a result of n or above is permuted again
+    until it is below n, so the function is an exact permutation for every n.
 
     Args:
-      index: places, int, each from 0 to n - 1.
-      n: size of the permutation, at least 1 and below 2^62.
+      index: integers from 0 to n - 1, of any shape.
+      n: the size of the permutation, at least 1 and below 2^62.
       key: nonnegative numbers that select the permutation.
 
     Returns:
-      int64, of the shape of `index`.
+      The values, an int64 array of the same shape as `index`.
     """
     index = np.asarray(index, np.int64)
     if n <= _SORTED_UP_TO:
@@ -45,7 +44,7 @@ def permuted(index: np.ndarray, n: int, *key: int) -> np.ndarray:
 
 
 def runs(labels: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Return the stretches of equal labels in order, each as (first, one past the last)."""
+    """Return an iterator over the runs of equal consecutive labels, each as the pair (first index, last index + 1)."""
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     return itertools.pairwise([0, *edges.tolist(), len(labels)]) if len(labels) else iter(())
 
@@ -61,7 +60,7 @@ def _network(index, a, b, rounds):
 
 
 def _hash(x, key):
-    """Hash uint64 values to well-mixed 64 bits by the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hash uint64 values to 64 bits with the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = x * np.uint64(_GOLDEN) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

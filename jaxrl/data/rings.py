@@ -1,4 +1,4 @@
-"""Datasets laid out as replay rings, so that code that samples from a replay can sample from a dataset."""
+"""Conversion of datasets to replay rings, so that code that samples from a replay buffer can sample from a dataset."""
 
 import dataclasses
 import warnings
@@ -22,29 +22,30 @@ from jaxrl.data.episodes import Episode, broken_steps, cast, discount_problems, 
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # of the free memory
-_OUTSIDE = 1e-3  # fraction of its range by which an action may exceed its bounds: others round
+_HEADROOM = 0.9  # largest fraction of the free memory to use
+_OUTSIDE = 1e-3  # fraction of the range by which actions may exceed their bounds, because other programs round them
 
 
 def rings(
     episodes: Iterable[Episode], sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int
 ) -> tuple[Rings, int]:
-    """Return the rings of sources that sample from a dataset, as numpy, and a checksum of their rows.
+    """Convert a dataset to the rings of sources, as numpy arrays; return them with a checksum of the rows.
 
-    Warnings report changed or unused data: actions clipped to their bounds, rewards of last steps, or no rewards at
-    all.
+    Warnings report changed or unused data: actions clipped to their bounds, rewards at last steps, or a dataset
+    without rewards.
 
-    All rows, episode by episode, are split into `columns` stretches with equal numbers of transitions, including a
-    fraction of one (`jaxrl.buffers.ring.Parts`). A stretch also holds the neighboring rows on both sides, for context.
+    The rows of all episodes are concatenated and split into `columns` stretches with equal, possibly fractional,
+    numbers of transitions (see `jaxrl.buffers.ring.Parts`). A stretch also holds the neighboring rows on both sides,
+    for context.
 
     Args:
       episodes: the dataset's episodes.
-      sources: the sources by name; see `jaxrl.buffers.fixed.source_of`.
-      spec: the spec of the data's environment.
+      sources: the sources that sample from the dataset, keyed by name; see `jaxrl.buffers.fixed.source_of`.
+      spec: the spec of the environment that the dataset is from.
       columns: the number of columns.
 
     Raises:
-      DatasetError: an array differs from the environment's in shape or kind, or an action is not in its action space.
+      DatasetError: an array has another shape or kind than the environment's, or an action is not in the action space.
       ConfigError: the rows do not fit in memory.
     """
     clipped, rewards, converted = _Clipped(spec), Rewards(), []
@@ -72,19 +73,23 @@ def rings(
 
 
 def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[np.ndarray, np.ndarray, Parts]:
-    """Return the row at each place [columns, slots], which places are blank, and the columns' parts.
+    """Assign rows to the slots of columns.
 
     Args:
       weight: bool [rows], True where a transition begins.
       columns: the number of columns.
-      before, after: the numbers of neighboring rows on both sides.
+      before, after: the numbers of neighboring rows to store before and after a column's rows.
+
+    Returns:
+      The row number of each slot, int [columns, slots]; True for slots that are blank, bool [columns, slots]; and the
+      `Parts` of the columns.
     """
     row = np.flatnonzero(weight)
     total, column = len(row), np.arange(columns)
     first, last = column * total // columns, ((column + 1) * total - 1) // columns  # transitions, possibly split
     whole = np.append(row, len(weight))[
         -(-np.arange(columns + 1) * total // columns)
-    ]  # where a column's own rows begin
+    ]  # first row of each column, without neighboring rows
     whole[0] = 0
     start, stop = np.minimum(row[first], whole[:-1]), np.maximum(row[last] + 1, whole[1:])
     slots = before + int((stop - start).max()) + after
@@ -101,7 +106,7 @@ def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[
 
 
 def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
-    """Return whether the rows fit in memory: the episodes read, and the rings, which the devices share."""
+    """Return whether a dataset fits in memory as episodes and as rings, which are sharded over the devices."""
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     needed = (int(dataset.lengths.sum()) + len(dataset)) * (memory.size_of(example) + 16)
     on_cpu, host, device = devices[0].platform == "cpu", memory.free_on_host(), memory.free_on_device(devices[0])
@@ -111,14 +116,15 @@ def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
 
 
 def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
-    """Return a loader of the dataset with the environment's spaces; reading an episode that does not fit them raises.
+    """Return a loader that converts the dataset's arrays to the environment's spaces.
 
-    A single warning names the first episode whose actions are clipped.
+    Reading an episode whose arrays do not fit the spaces raises a DatasetError. A single warning names the first
+    episode whose actions are clipped.
 
     Args:
-      dataset: the dataset.
-      source: the source, which determines the items; see `jaxrl.buffers.fixed.source_of`.
-      spec: the spec of the data's environment.
+      dataset: the dataset to load.
+      source: the source that samples from the dataset and determines the items; see `jaxrl.buffers.fixed.source_of`.
+      spec: the spec of the environment that the dataset is from.
       seed: the seed of the order.
     """
     warned = False
@@ -137,11 +143,11 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
 
 
 def _fitting(episodes):
-    """Yield the episodes; raise a ConfigError when they leave too little memory for their rows."""
+    """Yield the episodes; raise a ConfigError as soon as those read leave too little memory for their rows."""
     free, taken = memory.free_on_host(), 0
     for episode in episodes:
         taken += memory.size_of(episode.steps)
-        # The episodes, their rows, and the rings.
+        # Memory holds three copies: the episodes, their rows, and the rings.
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
                 f"the dataset takes more than {taken / 2**30:.3g} GiB, but {free / 2**30:.3g} GiB are free for it and "
@@ -152,7 +158,7 @@ def _fitting(episodes):
 
 @dataclasses.dataclass
 class _Clipped:
-    """The number of actions outside the bounds of a spec's action space, and their largest distance from them."""
+    """A count of actions outside the bounds of a spec's action space, and their largest distance from the bounds."""
 
     spec: EnvSpec
     actions: int = 0
@@ -180,7 +186,7 @@ class _Clipped:
 
 
 def _as_of(number: int | str, episode: Episode, clipped: _Clipped) -> Episode:
-    """Return the episode with arrays of the environment's spaces, without extras; `number` names it in errors."""
+    """Convert an episode's arrays to the environment's spaces and drop its extras; `number` names it in errors."""
     for field, what in broken_steps(episode) or non_finite(episode) + discount_problems(episode):
         raise DatasetError(f"episode {number}: {field} {what}")
     where, spec, acting = f"episode {number}:", clipped.spec, ~episode.is_last
@@ -198,31 +204,31 @@ def _as_of(number: int | str, episode: Episode, clipped: _Clipped) -> Episode:
 def _as_space(
     value: PyTree, space: spaces.Space, where: str, counts: np.ndarray, clipped: _Clipped | None = None
 ) -> PyTree:
-    """Return arrays `[steps, ...]` with the dtypes of a space; values where `counts` is False are not checked.
+    """Convert arrays `[steps, ...]` to the dtypes of a space, without checking steps at which `counts` is False.
 
-    With `clipped`, numbers outside the bounds of boxes are clipped to them, and counted there.
+    If `clipped` is passed, it clips numbers outside the bounds of boxes, and counts them.
     """
     if isinstance(space, spaces.Composite):  # the keys of a tuple's parts are their positions
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
-            raise DatasetError(f"{where} has {has}; the environment's has {names}")
+            raise DatasetError(f"{where} has {has}; the environment's space has {names}")
         found = {
             key: _as_space(value[str(key)], child, f"{where}/{key}", counts, clipped) for key, child in space.items
         }
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     if isinstance(value, Mapping):
-        raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
+        raise DatasetError(f"{where} has {sorted(value)}; the environment's space is {space!r}")
     x = np.asarray(value)
     if x.shape[1:] != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
-        raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's is {space!r}")
+        raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's space is {space!r}")
     if not isinstance(space, spaces.Box):
         most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
+        refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's space is {space!r}")
         return np.clip(x, 0, most - 1).astype(space.dtype)
     if x.dtype.kind in "iub" and space.dtype.kind == "f":  # such as pixels from 0 to 255 for a space from 0 to 1
         outside = (x < space.low) | (x > space.high)
-        refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
+        refuse(where, x, outside, counts, f"the environment's space is {space!r}: scale it with dataset.map")
     x = cast(x, space.dtype, where, counts)
     return x if clipped is None else clipped.clip(x, space, counts)
 
@@ -236,7 +242,7 @@ def _joined(parts):
 
 
 def _checksum(rows: Trajectory) -> int:
-    """Return the checksum of the rows that config.json stores; names are spelled as in older versions."""
+    """Return the checksum of the rows, which config.json stores; array names are spelled as in older versions."""
     found = 0
     for path, x in jax.tree.leaves_with_path(rows):
         name = "/".join(str(getattr(key, "key", key)) for key in path)

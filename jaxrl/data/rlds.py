@@ -21,9 +21,9 @@ from jaxrl.data.staging import Writer
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
-_SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
-# About how much is read at once. ArrayRecord reads in threads, each of which keeps the memory that it frees: 18 MB more
-# for 4 MB at once, and no more for more episodes.
+_SHARD_EPISODES = 10_000  # limited because the writer keeps an index of its file in memory
+# Approximate number of bytes per read. ArrayRecord reads in threads, which do not return freed memory: with 4 MB per
+# read, the process kept 18 MB more, independently of the number of episodes.
 _READ_BYTES = 1 << 20
 FILE_FORMATS = ("array_record", "tfrecord")
 _HOST = re.compile(r"host-(\d{5})-of-(\d{5})")
@@ -33,16 +33,16 @@ _SUMMARISED = ("steps/reward", "steps/is_last")
 
 
 class RldsWriter(Writer):
-    """A writer of an RLDS dataset that appears when it is complete; a context manager, as every `Writer`.
+    """A writer of an RLDS dataset; use it as a context manager. The dataset appears when it is complete.
 
     Args:
       path: the directory to create; it must be empty if it exists.
       name: the dataset's name, any text; TFDS's name and the file names are derived from it.
-      shard_bytes: size above which a file is closed and the next one begins.
-      file_format: "array_record", or "tfrecord" for programs that read nothing else.
+      shard_bytes: size in bytes at which a file is closed and the next one begins.
+      file_format: "array_record", or "tfrecord" for programs that can only read TFRecord files.
 
     Raises:
-      ConfigError: something is at `path`, or another process writes to it.
+      ConfigError: `path` already exists, or another process writes to it.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -122,18 +122,18 @@ class RldsWriter(Writer):
 
 
 class RldsReader:
-    """A reader of the episodes of one directory, in order.
+    """A reader of the episodes of one RLDS dataset, in their stored order.
 
     Attributes:
-      path: the directory.
+      path: the dataset's directory.
       name: TFDS's name of the dataset.
-      fields: the arrays of an episode.
-      absent: the optional RLDS fields that its steps lack.
+      fields: the fields of an episode.
+      absent: names of the optional RLDS fields that the steps do not have.
 
     Raises:
-      ConfigError: jaxrl does not read its file format, or it has no such split.
-      DatasetError: it is not such a dataset, its steps lack a field, or it names a feature that is not allowed; the
-        message says which.
+      ConfigError: jaxrl does not read the dataset's file format, or the dataset has no such split.
+      DatasetError: the directory is not an RLDS dataset, the steps lack a required field, or a feature is not allowed;
+        the message names the problem.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -152,7 +152,7 @@ class RldsReader:
             splits = dict(info.splits)
             self._files = [os.fspath(file) for file in splits[split].filepaths] if split in splits else []
             file_format = "tfrecord" if info.file_format is None else info.file_format.value  # TFDS's default
-        except Exception as error:  # TFDS raises whatever its parsers do
+        except Exception as error:  # TFDS passes on any error of its parsers
             raise DatasetError(f"{path} cannot be opened by TFDS: {error!s:.500}") from error
         if file_format not in FILE_FORMATS:
             raise ConfigError(
@@ -180,7 +180,9 @@ class RldsReader:
         return int(self._starts[-1])
 
     def records(self, places: Iterable[int]) -> Iterator[bytes]:
-        """Yield the records of these episodes, in this order; a file is opened once for consecutive episodes in it.
+        """Yield the records of the episodes at `places`, in the given order.
+
+        A file is opened once for consecutive episodes in the same file.
 
         Raises:
           DatasetError: a file is damaged.
@@ -199,10 +201,14 @@ class RldsReader:
                         yield from read(int(local[at]), int(local[at]) + count)
 
     def episode(self, record: bytes, where: str) -> Episode:
-        """Decode a record; `where` names the episode.
+        """Decode a record.
+
+        Args:
+          record: an item that `records` yielded.
+          where: the name of the episode, for error messages.
 
         Raises:
-          DatasetError: it cannot be read; the message names the field.
+          DatasetError: the record cannot be read; the message names the field.
         """
         return features.as_episode(features.read_example(record, self.fields, where))
 
@@ -215,11 +221,11 @@ class RldsReader:
 
 
 def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[RldsReader]:
-    """Open the datasets that are read as one: the one at `path`, or otherwise those in its subdirectories.
+    """Open the dataset at `path`, or all datasets in its subdirectories, which are read as one dataset.
 
     Raises:
-      ConfigError: as `RldsReader`.
-      DatasetError: as `RldsReader`; or they differ in a field, or the directory of a host is missing.
+      ConfigError: see `RldsReader`.
+      DatasetError: see `RldsReader`; or the datasets have different fields, or the directory of a host is missing.
     """
     whole = path = files.expand(path)
     found = _datasets(whole, _HOST) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
@@ -239,7 +245,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
 
 
 def _datasets(folder, hosts=None):
-    """Return the datasets in a directory, and those in its subdirectories of processes, whose names match `hosts`."""
+    """Return the directories of datasets in a directory, and in its subdirectories whose names match `hosts`."""
     below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = []
     for child in below:
@@ -251,15 +257,15 @@ def _datasets(folder, hosts=None):
 
 
 def host_directory(index: int, count: int) -> str:
-    """Return the name of the directory that process `index` of `count` writes to."""
+    """Return the name of the directory to which process `index` of `count` processes writes."""
     return f"host-{index:05d}-of-{count:05d}"
 
 
 def check_hosts(path: Path, count: int) -> None:
-    """Check that `path` holds only what processes of the same export may have written.
+    """Check that `path` contains only directories of an export by `count` processes.
 
     Raises:
-      ConfigError: it holds something else.
+      ConfigError: `path` contains something else.
     """
     allowed = {host_directory(index, count) for index in range(count)}
     for child in sorted(path.iterdir()) if path.is_dir() else ():
@@ -268,7 +274,7 @@ def check_hosts(path: Path, count: int) -> None:
 
 
 def _dataset_name(text):
-    """Convert text to a name that TFDS allows: letters, digits and underscores, a letter first."""
+    """Convert text to a name that TFDS allows: a letter, followed by letters, digits and underscores."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")
     return name if re.match(r"[a-zA-Z]", name) else f"dataset_{name}"
 

@@ -1,8 +1,8 @@
 """Conversion between RLDS episodes and jaxrl's row convention.
 
-Both have T + 1 entries for T transitions and store the action, and the reward that followed, with the observation at
-which the action was taken. They differ in where an ending is marked: at an episode's last observation, or at the row of
-the transition that led there.
+Both formats have T + 1 entries for T transitions, and store an action and the reward that followed it in the entry of
+the observation at which the action was taken. They differ in the entry that marks the end of an episode: RLDS marks the
+last observation, rows mark the transition that led to it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,15 +26,17 @@ from jaxrl.data.episodes import (
 
 
 def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
-    """Convert an episode to the row convention: leaves `[T + 1, ...]`, no environment axis.
+    """Convert an episode to rows with leaves `[T + 1, ...]`, without an environment axis.
 
-    An episode that did not terminate is `truncated`, also if a recording cut it off: the task would have continued, so
-    learners bootstrap from its last observation. The last row's action and reward are zero, whatever the dataset holds
-    there. Rewards are float32, and so are discounts, which are None if they follow from the ending.
+    An episode that did not terminate is marked as `truncated`, even if it was only cut off by the recording: the task
+    would have continued, so learners bootstrap from the last observation. The action and reward of the last row are
+    zero, regardless of their values in the dataset. Rewards and discounts are float32; the discounts are None if they
+    follow from the ending.
 
     Raises:
-      AssertionError: the arrays differ in length, a mark is not bool, or a step has several rewards.
-      DatasetError: a discount is 0 within the episode, or not in [-1, 1], or float32 cannot represent a reward.
+      AssertionError: the arrays differ in length, `is_first`, `is_last` or `is_terminal` is not bool, or a step has
+        several rewards.
+      DatasetError: a discount is 0 within the episode or not in [-1, 1], or float32 cannot represent a reward.
     """
     last = episode.is_last
     chex.assert_rank([episode.reward, episode.discount, last], 1)
@@ -58,14 +60,14 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
 
 
 def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] | None = None) -> Episode:
-    """Convert rows `[T + 1, ...]` to an episode: the inverse of `rows_from_episode`, given the episode's metadata.
+    """Convert rows `[T + 1, ...]` to an episode; with the episode's metadata, the inverse of `rows_from_episode`.
 
-    Unchanged arrays are shared with the rows, not copied.
+    Unchanged arrays are shared with the rows instead of copied.
 
     Args:
-      rows: the rows of one episode, from first to last; the last one's action and reward are ignored.
-      metadata: the episode's metadata. Its `ending` distinguishes "cut off" from "truncated", which rows do not;
-        without it, an episode without a marked ending counts as cut off.
+      rows: the rows of one episode, from first to last; the action and reward of the last row are ignored.
+      metadata: the episode's metadata. Its `ending` distinguishes "cut off" from "truncated", which rows do not.
+        Without `ending`, an episode whose end is not marked counts as cut off.
 
     Raises:
       AssertionError: the arrays differ in length.
@@ -84,20 +86,20 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
     )
 
 
-# The fields that are kept of unfinished episodes; `first` and `weight` follow from a row's position.
+# The fields to keep for unfinished episodes; `first` and `weight` follow from the position of a row.
 _CUT = ("observation", "action", "reward", "terminated", "truncated", "discount")
 
 
 class EpisodeCutter:
-    """A converter of streams of rows `[T, B, ...]` to episodes, which may extend over several calls.
+    """A converter of streams of rows `[T, B, ...]` to episodes, which may extend over several calls of `add`.
 
-    Only the unfinished episodes are kept between calls. Episodes whose beginning was not seen are left out, and so are
-    those without a transition. Where rows break off (an environment was rebuilt, rows were lost), the episode ends at
-    its last known observation, and counts as cut off.
+    Only unfinished episodes are kept between calls. Episodes without their beginning or without a transition are left
+    out. If the rows of an episode break off (an environment was recreated, or rows were lost), the episode ends at its
+    last known observation and counts as cut off.
 
     Args:
-      num_envs: B.
-      max_steps: the number of transitions at which an episode is cut off; None: no limit.
+      num_envs: the number of environments, B.
+      max_steps: the number of transitions at which an episode is cut off; None for no limit.
     """
 
     def __init__(self, num_envs: int, max_steps: int | None = None):
@@ -107,12 +109,12 @@ class EpisodeCutter:
         self._structure: Any = None
 
     def add(self, rows: Trajectory, versions: np.ndarray | None = None) -> Iterator[tuple[int, Episode]]:
-        """Yield the episodes that end within these rows, each with its environment's index in the batch.
+        """Yield (environment index, episode) for the episodes that end within these rows.
 
         Args:
           rows: the rows that follow those of the last call.
-          versions: the version of the policy that acted at each time, `[T]`; that of its first row becomes the
-            episode's `policy_version`.
+          versions: the version of the policy that acted at each time, `[T]`. The version at the first row of an episode
+            becomes its metadata `policy_version`.
         """
         leaves, self._structure = jax.tree.flatten([getattr(rows, name) for name in _CUT])
         leaves = [np.ascontiguousarray(np.swapaxes(np.asarray(x), 0, 1)) for x in leaves]  # [B, T, ...]
@@ -121,7 +123,7 @@ class EpisodeCutter:
             yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env], versions)
 
     def finish(self) -> Iterator[tuple[int, Episode]]:
-        """Yield the unfinished episodes, cut off."""
+        """Yield (environment index, episode) for the unfinished episodes, which count as cut off."""
         for env, pieces in enumerate(self._open):
             self._open[env] = None
             yield from self._made(env, pieces)

@@ -22,7 +22,8 @@ from jaxrl.data.episodes import Episode, Kind, check_kind, kind_of
 class Writer(abc.ABC):
     """A writer of a dataset that appears at `path` when it is complete; use it as a context manager.
 
-    Everything is written to a hidden directory next to it (`Staging`); `close` reads all of it again, and renames it.
+    The files are written to a hidden directory next to `path` (see `Staging`). `close` reads them again and renames the
+    directory.
 
     Attributes:
       episodes: the number of episodes written.
@@ -36,10 +37,14 @@ class Writer(abc.ABC):
         self._kind: Kind | None = None  # of the arrays and metadata
 
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
-        """Add an episode, with its own metadata, `metadata`, and its return, length and number.
+        """Add an episode; its return, length and number are added to its metadata.
+
+        Args:
+          episode: the episode to write.
+          metadata: metadata to add to those of the episode.
 
         Raises:
-          ConfigError: an array would not be read back bit for bit, or differs in kind from those before.
+          ConfigError: an array would not be read back bit for bit, or differs in dtype or shape from earlier episodes.
           DatasetError: the disk is full, or cannot be written to.
         """
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
@@ -53,11 +58,14 @@ class Writer(abc.ABC):
         self.episodes += 1
 
     def close(self) -> Path:
-        """Complete the dataset, read it again, and move it to its place.
+        """Complete the dataset, verify it by reading it again, and move it to `path`.
+
+        Returns:
+          The path of the dataset.
 
         Raises:
-          ConfigError: there are no episodes, or something else appeared at the path meanwhile.
-          DatasetError: the data read back differ from those written, or writing failed.
+          ConfigError: there are no episodes, or something else has appeared at `path`.
+          DatasetError: the data read differ from the data written, or writing failed.
         """
         if not self.episodes:
             raise ConfigError("there are no episodes to write; a dataset has at least one")
@@ -75,7 +83,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def _add(self, episode: Episode) -> None:
-        """Write or buffer an episode with all of its metadata, and update the checksum."""
+        """Write or buffer an episode, whose metadata are complete, and update the checksum."""
 
     @abc.abstractmethod
     def _complete(self) -> None:
@@ -83,7 +91,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def _stored(self) -> tuple[int, int]:
-        """Return the number of episodes in the files, and their checksum."""
+        """Read the files and return the number and the checksum of their episodes."""
 
     def _read_again(self):
         if self._stored() != (self.episodes, self._checksum):
@@ -101,18 +109,18 @@ def as_dataset_errors(path: str | os.PathLike) -> Generator[None]:
 
 
 class Staging:
-    """A directory that appears at `path` when it is complete; until then it is `.NAME.partial` in the same folder.
+    """A directory that appears at `path` when it is complete; until then, it is `.NAME.partial` in the same folder.
 
-    Files left there by a killed process are deleted by the next one that writes to the same path.
+    If a process is killed, its partial files are deleted by the next process that writes to the same path.
 
     Args:
       path: the directory to create; it must be empty if it exists.
 
     Attributes:
-      partial: where to write.
+      partial: the directory to write to until it is complete.
 
     Raises:
-      ConfigError: something is at `path`, or another process writes to it.
+      ConfigError: `path` already exists, or another process writes to it.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -124,10 +132,10 @@ class Staging:
         self._leaving.enter_context(cleaning_up(self.discard))
 
     def publish(self) -> Path:
-        """Flush everything to the disk and move the directory to its place.
+        """Flush all files to the disk and move the directory to `path`.
 
         Raises:
-          ConfigError: something else appeared at the path meanwhile.
+          ConfigError: something else has appeared at `path`.
         """
         for found in [*self.partial.rglob("*"), self.partial]:
             _sync(found)
@@ -155,7 +163,14 @@ class Staging:
 
 
 def _claim(path: Path) -> tuple[Path, int]:
-    """Return an empty directory that no other process writes to, and its lock, which is freed when the process ends."""
+    """Create or empty a directory and lock it against other processes; the lock is freed when the process ends.
+
+    Returns:
+      The directory, and the file descriptor of the lock.
+
+    Raises:
+      ConfigError: another process writes to the directory, or it contains files that jaxrl did not write.
+    """
     while True:
         path.mkdir(exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # the target of a link would be emptied
@@ -167,7 +182,7 @@ def _claim(path: Path) -> tuple[Path, int]:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 break
-        os.close(lock)  # it was renamed or deleted since
+        os.close(lock)  # the directory was renamed or deleted in the meantime
     found = list(path.iterdir())
     if others := [left for left in found if not re.fullmatch(r"data|.+\.json|.+-train\..+", left.name)]:
         os.close(lock)

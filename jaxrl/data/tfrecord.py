@@ -1,10 +1,10 @@
 """A writer and a reader of TFRecord files, without TensorFlow.
 
-A record is its length (64 bits), the checksum of those eight bytes, its bytes, and their checksum; all little-endian
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksum is CRC-32C, rotated by 15 bits and with a
-constant added, because a plain CRC is unreliable for data that contain CRCs.
+A record consists of its length (64 bits), the checksum of these eight bytes, its data, and the checksum of the data;
+all numbers are little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksum is CRC-32C,
+rotated by 15 bits and with a constant added, because a plain CRC is unreliable for data that contain CRCs.
 
-TFDS needs TensorFlow to read and write these files; jaxrl does not depend on it.
+TFDS needs TensorFlow to read and write these files, which is not a dependency of jaxrl.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ import numpy as np
 
 from jaxrl.core.errors import DatasetError
 
-_BUFFER = 1 << 20  # bytes that are written together
-_FRAME = 16  # bytes of a record besides its own: 12 before, 4 after
+_BUFFER = 1 << 20  # number of bytes to write together
+_FRAME = 16  # number of bytes in a record besides its data: 12 before and 4 after
 
 
 class TfRecordWriter:
@@ -30,7 +30,7 @@ class TfRecordWriter:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self._file: Any = open(path, "xb", _BUFFER)  # a new file: an existing one may be a link to elsewhere
+        self._file: Any = open(path, "xb", _BUFFER)  # only a new file, because an existing one may be a link
 
     def write(self, record: bytes) -> None:
         length = struct.pack("<Q", len(record))
@@ -51,12 +51,12 @@ class TfRecordWriter:
 
 @contextlib.contextmanager
 def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[bytes]]]:
-    """Open a file of records; yield a function that reads the records from `start` to `stop - 1`.
+    """Open a TFRecord file; yield a function `read(start, stop)` that returns the records in this range.
 
     Raises:
       DatasetError: the file is incomplete or damaged.
     """
-    from jaxrl.data.bounds import check_memory  # here, so that writers do not wait for JAX
+    from jaxrl.data.bounds import check_memory  # imported late, so that writers do not wait for the import of JAX
 
     path = os.fspath(path)
     status = os.stat(path)
@@ -87,7 +87,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
 
 @functools.lru_cache(maxsize=64)
 def _starts(path, size, _changed):
-    """Return the start of each record and the end of the last; cached by the size and the time of the last change."""
+    """Return the start of each record and the end of the last; cached by the file's size and modification time."""
     starts, at = [0], 0
     if size:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -105,7 +105,7 @@ def _starts(path, size, _changed):
 
 def _checksum(text: bytes) -> bytes:
     """Return the four bytes that TFRecord stores as the checksum of `text`."""
-    from google_crc32c import value  # when a run writes its first events, not when jaxrl is imported
+    from google_crc32c import value  # imported when a run writes its first events, not with jaxrl
 
     crc = value(text)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

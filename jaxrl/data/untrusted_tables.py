@@ -1,8 +1,8 @@
 """Validation of untrusted Arrow and Parquet files.
 
-pyarrow allocates whatever the headers of compressed batches and of pages ask for (1.6 GB for a Parquet file of 514
-bytes), and does not expose them. They are read here before pyarrow decodes a file; the formats are
-https://arrow.apache.org/docs/format/Columnar.html and https://parquet.apache.org/docs/file-format/.
+pyarrow allocates any size that the headers of compressed batches and of pages declare (1.6 GB for a Parquet file of 514
+bytes), and does not expose these headers. So this module reads the headers before pyarrow decodes a file; see
+https://arrow.apache.org/docs/format/Columnar.html and https://parquet.apache.org/docs/file-format/ for the formats.
 """
 
 import os
@@ -14,34 +14,34 @@ from typing import Any
 from jaxrl.core import files
 from jaxrl.data import bounds
 
-_MOST_FILES = 1000  # of an episode
+_MOST_FILES = 1000  # maximum number of files of an episode
 _MOST_FIELDS = 10_000
-_DEEPEST = 20  # nested lists and structures
+_DEEPEST = 20  # maximum depth of nested lists and structures
 _MOST_PAGES = 1_000_000
-_ROW = 256  # bytes of a row as a Python object
-_CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP")  # which expand a byte to a thousand at most
+_ROW = 256  # estimated bytes of a row as a Python object
+_CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP")  # codecs with a compression ratio of about a thousand at most
 _PACKED = 1100
-_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of Thrift's true, false, byte and double
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # size in bytes of Thrift's true, false, byte and double, by type code
 
 
 def check_episode(folder: Path, kind: str, pictures: bool) -> None:
-    """Check that the files of an episode are tables that can be decoded.
+    """Check that the files of an episode are valid tables that are safe to decode.
 
     Args:
       folder: the episode's directory.
-      kind: "arrow" or "parquet".
-      pictures: whether columns of bytes are pictures.
+      kind: the file format, "arrow" or "parquet".
+      pictures: whether columns of bytes contain encoded images.
 
     Raises:
-      ValueError, OSError: they are not; the message says why.
+      ValueError, OSError: a file is not such a table; the message states the reason.
     """
     import pyarrow as pa
 
     files.read_json(folder / "metadata.json")
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != "metadata.json"]
-    found = [path for path in found if not path.name.startswith(("_", "."))]  # the others are not read either
+    found = [path for path in found if not path.name.startswith(("_", "."))]  # Minari does not read hidden files either
     if len(found) > _MOST_FILES:
-        raise ValueError(f"it has {len(found):,} files; at most {_MOST_FILES:,} are read")
+        raise ValueError(f"it has {len(found):,} files; at most {_MOST_FILES:,} are supported")
     look = _arrow if kind == "arrow" else _parquet
     for path in found:
         try:
@@ -54,10 +54,10 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
 
 
 def _check_schema(schema) -> int:
-    """Return the bytes of a row in memory, with an estimate for texts.
+    """Return the size of a row in memory in bytes, with an estimate for strings.
 
     Raises:
-      ValueError: it has types that Minari does not write.
+      ValueError: the schema has types that Minari does not write, or its columns are nested too deeply or too many.
     """
     import pyarrow as pa
 
@@ -87,7 +87,7 @@ def _check_schema(schema) -> int:
 
 
 def _bytes_in(batch) -> Iterator[bytes]:
-    """Yield every value of every column of bytes, including those within structures."""
+    """Yield every value of all columns of bytes, including columns within structures."""
     import pyarrow as pa
 
     waiting = list(batch.columns)
@@ -103,7 +103,7 @@ def _bytes_in(batch) -> Iterator[bytes]:
 
 
 def _arrow(path, pictures) -> Iterator[Any]:
-    """Yield the batches of a file, which is memory-mapped."""
+    """Check that an Arrow file is uncompressed and fits in memory, and yield its batches from a memory map."""
     import pyarrow as pa
 
     with files.open_to_read(path) as file:
@@ -119,12 +119,12 @@ def _arrow(path, pictures) -> Iterator[Any]:
 
 
 def _check_uncompressed(file, size) -> None:
-    """Check the headers of an Arrow file's batches, because pyarrow allocates whatever they ask for.
+    """Check the headers of an Arrow file's batches, because pyarrow allocates any size that they declare.
 
-    The numbers are those of the fields of Footer, Message and RecordBatch in Arrow's File.fbs and Message.fbs.
+    Field numbers are those of Footer, Message and RecordBatch in Arrow's File.fbs and Message.fbs.
 
     Raises:
-      ValueError: a batch is compressed.
+      ValueError: a batch is compressed or outside the file, or the file is not an Arrow file.
     """
     from flatbuffers.number_types import Int32Flags, Int64Flags
     from flatbuffers.table import Table
@@ -156,7 +156,7 @@ def _check_uncompressed(file, size) -> None:
 
 
 def _parquet(path, pictures) -> Iterator[Any]:
-    """Check that a file's pages are bounded, then yield its batches if they may hold pictures."""
+    """Check the size of a Parquet file's pages, then yield the file's batches if they may contain images."""
     import pyarrow.parquet as pq
 
     size = path.stat().st_size
@@ -172,13 +172,13 @@ def _parquet(path, pictures) -> Iterator[Any]:
 
 
 def _check_column(file, size, column) -> int:
-    """Return the bytes that a column of a row group takes.
+    """Return the memory in bytes for decoding one column of a row group.
 
     Raises:
-      ValueError: its codec is not supported, it is not within the file, or its pages contradict its metadata.
+      ValueError: the codec is not supported, the column is outside the file, or its pages contradict its metadata.
     """
     if column.compression not in _CODECS:
-        raise ValueError(f"it is compressed with {column.compression}; {', '.join(_CODECS)} are read")
+        raise ValueError(f"it is compressed with {column.compression}; supported codecs: {', '.join(_CODECS)}")
     begins = column.data_page_offset
     if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < begins:
         begins = column.dictionary_page_offset
@@ -210,7 +210,7 @@ def _check_column(file, size, column) -> int:
 
 
 def _thrift(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Parse a structure in Thrift's compact protocol; return its numbers and structures by field, and its end."""
+    """Parse a structure in Thrift's compact protocol; return its numbers and structures by field id, and its end."""
     if depth > _DEEPEST:
         raise ValueError("a page's header is nested too deeply")
     found, field = {}, 0

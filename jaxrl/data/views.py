@@ -1,8 +1,8 @@
-"""Views of an episode: n-step transitions, sequences, returns to go, other alignments, parts and batches of it.
+"""Views of an episode: n-step transitions, sequences, returns to go, realigned or truncated steps, and batches.
 
-Transitions and sequences equal those of a replay of the same rows (`jaxrl.buffers.transitions`,
-`jaxrl.buffers.sequences`), in numpy. `gather_transitions` and `gather_sequences`, which a loader uses over many
-episodes, address rows only by number.
+Transitions and sequences are numpy arrays equal to those from a replay buffer of the same rows
+(`jaxrl.buffers.transitions`, `jaxrl.buffers.sequences`). `gather_transitions` and `gather_sequences` address rows by
+number, so that a loader can use them across many episodes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jaxrl.data.episodes import TERMINATED, TRUNCATED, Episode, zero_where
 from jaxrl.data.rows import rows_from_episode
 
 Alignment = Literal["SAR", "RSA", "ARS"]
-Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers of rows [...] -> leaves [..., ...]
+Take = Callable[[str, np.ndarray], PyTree]  # (name of a `Trajectory` field, row numbers [n..]) -> leaves [n.., ...]
 
 
 # --- batches for learners --------------------------------------------------------------------------------------------
@@ -30,10 +30,10 @@ Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers o
 
 @checked(n_step={"low": 1})
 def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray]:
-    """Return the T transitions of n steps, or fewer where the episode ends; leaves `[T, ...]`, gamma not applied.
+    """Return the T n-step transitions of an episode, with leaves `[T, ...]`; gamma is not applied.
 
-    `next_observation` is the last observation if the episode ends within the n steps; learners bootstrap from it unless
-    the episode terminated there.
+    A transition has fewer than n steps if the episode ends before; its `next_observation` is then the last observation,
+    from which learners bootstrap unless the episode terminated.
 
     Raises:
       ConfigError: n_step is less than 1.
@@ -43,13 +43,13 @@ def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray
 
 
 def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]:
-    """Return the episode's stretches of rows, by the rules of `Sequence`; leaves `[burn_in + length, N, ...]`.
+    """Return the episode's sequences of rows that `sequence` defines, with leaves `[burn_in + length, N, ...]`.
 
-    `carry` is empty. With `end="continue"`, only stretches that end within the episode are returned: there is no next
-    episode to continue into, as there is in a `Loader`.
+    `carry` is empty. With `end="continue"`, only sequences that end within the episode are returned, because there is
+    no next episode to continue into; a `Loader` does continue.
 
     Raises:
-      ConfigError: the rules are out of range, or ask for stored carries, which a dataset does not hold.
+      ConfigError: a field of `sequence` is out of range, or `stored_carry` is true: a dataset has no recurrent states.
     """
     check_sequence(sequence)
     return gather_sequences(_taker(rows_from_episode(episode)), *stretches(episode.length + 1, sequence), sequence)
@@ -57,9 +57,9 @@ def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]
 
 @functools.lru_cache(maxsize=1 << 14)
 def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each stretch of an episode of `count` rows, and the number of its rows in it.
+    """Return the first row and the number of rows of each sequence ("stretch") of an episode of `count` rows.
 
-    An episode without a transition has none. The arrays are cached, so callers must not change them.
+    An episode without a transition has no stretches. The arrays are cached, so callers must not change them.
     """
     longest, period = sequence.rows, sequence.period
     start = np.arange(count if count > 1 else 0)
@@ -70,13 +70,13 @@ def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
     elif sequence.end == "write":
         found = full & (grid | (start + longest == count))
     else:
-        # After the last full stretch there is one short one, unless a full one ends with the episode.
+        # One shorter stretch follows the last full one, unless a full one ends with the episode.
         found = grid & (full | (start < period) | (extent > longest - period))
     return start[found], extent[found]
 
 
 def check_sequence(sequence: Sequence) -> None:
-    """Raise a ConfigError if a dataset cannot provide such sequences."""
+    """Raise a ConfigError if a dataset cannot provide the sequences that `sequence` defines."""
     least = {"length": 1, "period": 1, "burn_in": 0}
     problems = count_problems(**{f"sequence.{name}": (getattr(sequence, name), low) for name, low in least.items()})
     if sequence.end not in ("write", "truncate", "zero_pad", "continue"):
@@ -88,13 +88,13 @@ def check_sequence(sequence: Sequence) -> None:
 
 
 def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: int) -> TransitionBatch[np.ndarray]:
-    """Return the n-step transitions that begin at these rows.
+    """Return the n-step transitions that begin at the rows `start`.
 
     Args:
-      take: returns a field at rows.
-      start: row numbers, int [N].
-      left: number of transitions from there to the end of the episode, at least 1, int [N].
-      n_step: n.
+      take: a function `take(field, rows)` that returns a field of the given rows.
+      start: numbers of the first rows, int [N].
+      left: number of transitions from each first row to the end of its episode, at least 1, int [N].
+      n_step: the number of steps n.
     """
     steps = np.minimum(left, n_step).astype(np.int32)
     offset = np.arange(n_step)
@@ -121,13 +121,14 @@ def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: 
 def gather_sequences(
     take: Take, start: np.ndarray, extent: np.ndarray, sequence: Sequence
 ) -> SequenceBatch[np.ndarray]:
-    """Return the stretches that begin at these rows.
+    """Return the sequences that begin at the rows `start`.
 
     Args:
-      take: returns a field at rows; the rows of an episode must be consecutive.
-      start: row numbers, int [N].
-      extent: number of rows that belong to each stretch, int [N]; the others are zero.
-      sequence: the rules.
+      take: a function `take(field, rows)` that returns a field of the given rows; the rows of an episode must be
+        consecutive.
+      start: numbers of the first rows, int [N].
+      extent: number of rows of each sequence, int [N]; the remaining rows up to `sequence.rows` are zero.
+      sequence: the definition of the sequences.
     """
     offset = np.arange(sequence.rows)[:, None]
     mask = offset < extent
@@ -164,15 +165,15 @@ def _taker(episode_rows: Trajectory[np.ndarray]) -> Take:
 
 @checked(gamma={"low": 0})
 def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 0.0) -> np.ndarray:
-    """Return the discounted sum of the rewards from each step on, float64 `[T + 1]`.
+    """Return the discounted sum of the rewards that follow each step, float64 `[T + 1]`.
 
     The last entry is the return after the last observation: 0 if the episode terminated. If it was truncated or cut
-    off, the task would have continued, and `bootstrap_value` replaces the unknown return. With 0, the sums only include
-    the recorded rewards, and so are too low for such episodes.
+    off, the task would have continued, and `bootstrap_value` replaces the unknown return. With `bootstrap_value=0`, the
+    sums include only the recorded rewards, and so are too low for such episodes.
 
     Args:
       episode: an episode of T transitions.
-      gamma: discount per step, multiplied by the episode's own.
+      gamma: the discount per step; it is multiplied by the episode's discounts.
       bootstrap_value: the value of the last observation of an episode that did not terminate.
     """
     found = np.empty(len(episode.is_last))
@@ -183,15 +184,17 @@ def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 
 
 
 def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
-    """Return the steps by RLDS field name, leaves `[T + 1, ...]`, with actions and rewards moved to other rows.
+    """Return the steps, keyed by RLDS field name, with actions, rewards and discounts moved to other rows.
 
-    Where action a_i is taken at observation o_i, and reward r_i and discount d_i follow it, row i holds
-      "SAR": o_i, a_i, r_i, d_i: state, action, reward, as in RLDS; the last row's action, reward, discount are zero;
-      "RSA": r_{i-1}, d_{i-1}, o_i, a_i: the reward that arrived with the state, as an agent sees it; the first row's
-        reward is 0 and its discount 1, and the last row's action is zero;
-      "ARS": a_{i-1}, r_{i-1}, d_{i-1}, o_i: the action that led to the state, as a model of the environment predicts
-        it; the first row's action and reward are zero and its discount 1.
-    All other fields stay with the observation.
+    Let a_i be the action taken at observation o_i, and r_i and d_i the reward and discount that follow it. Row i of the
+    leaves `[T + 1, ...]` contains, for each `alignment`:
+      "SAR": o_i, a_i, r_i, d_i (state, action, reward, as in RLDS). The last row's action, reward and discount are
+        zero.
+      "RSA": r_{i-1}, d_{i-1}, o_i, a_i (the reward that arrived with the state, as an agent receives it). The first
+        row's reward is 0 and its discount 1; the last row's action is zero.
+      "ARS": a_{i-1}, r_{i-1}, d_{i-1}, o_i (the action that led to the state, as a model of the environment reads it).
+        The first row's action and reward are zero, and its discount is 1.
+    All other fields stay in the row of the observation.
 
     Raises:
       ConfigError: `alignment` is none of these.
@@ -209,15 +212,15 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
 
 
 def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, terminal: bool = False) -> Episode:
-    """Return the episode up to the first step where a condition holds, which becomes its last; all of it if none does.
+    """Return the episode up to and including the first step where a condition is true; all of it if there is none.
 
-    The last step's action, reward and discount become zero. The episode is truncated there, not terminated: a learner
-    bootstraps from that observation.
+    The last step's action, reward and discount become zero. By default, the episode is truncated at this step, not
+    terminated, so a learner bootstraps from its observation.
 
     Args:
       episode: the episode, which is not changed.
-      condition: a function of the whole episode that returns at which steps it holds, bool `[T + 1]`.
-      terminal: whether the condition ends the task, so that learners do not bootstrap there.
+      condition: a function `condition(episode)` that returns bool `[T + 1]`, one entry per step.
+      terminal: whether the condition ends the task, so that learners do not bootstrap.
 
     Raises:
       ConfigError: the condition returns something else.
@@ -240,18 +243,18 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
 
 
 def last_step_counts(episode: Episode) -> Episode:
-    """Return the episode with one more transition: the action and reward of its last step.
+    """Return the episode with one more transition, made from the action and reward of its last step.
 
-    In RLDS, the last step only has an observation. In datasets that write a step for every action, such as those of
-    Open X-Embodiment, it has the last action and the reward for success. The observation after it is not recorded: the
-    last observation is repeated, which is correct for an episode that terminates, because learners do not bootstrap
-    from it. Other episodes are returned unchanged.
+    In RLDS, the last step has only an observation. In datasets that write a step for every action, such as Open
+    X-Embodiment, the last step has the last action and the reward for success. The observation after this action is not
+    recorded, so the last observation is repeated; this is correct for an episode that terminates, because learners do
+    not bootstrap from it. Episodes that do not terminate are returned unchanged.
     """
     if not episode.is_terminal[-1]:
         return episode
     steps = jax.tree.map(lambda x: np.concatenate([x, x[-1:]]), episode.steps)
     steps["is_last"][-2] = steps["is_terminal"][-2] = steps["is_first"][-1] = False
-    before = steps["discount"][-3:-2]  # of the former terminal step
+    before = steps["discount"][-3:-2]  # discount before the former terminal step
     before[before == 0] = 1
     steps["discount"][-2] = 0
     return _rebuilt(episode, steps)
@@ -261,16 +264,16 @@ def last_step_counts(episode: Episode) -> Episode:
 def batches(
     episode: Episode, size: int, *, shift: int | None = None, drop_remainder: bool = False
 ) -> Iterator[dict[str, PyTree]]:
-    """Return the episode's steps in batches, by RLDS field name, leaves `[size, ...]`.
+    """Return an iterator over batches of consecutive steps, keyed by RLDS field name, with leaves `[size, ...]`.
 
     Args:
-      episode: the episode, including its last step.
-      size: steps per batch.
-      shift: steps from the beginning of one batch to that of the next; None: `size`, so that they do not overlap.
-      drop_remainder: leave out batches shorter than `size` at the end.
+      episode: the episode, whose last step is included.
+      size: number of steps per batch.
+      shift: number of steps from the start of one batch to the start of the next; None: `size`, without overlap.
+      drop_remainder: whether to leave out batches shorter than `size` at the end.
 
     Raises:
-      ConfigError: a number is less than 1.
+      ConfigError: `size` or `shift` is less than 1.
     """
     shift = size if shift is None else shift
     steps, count = episode.steps, len(episode.is_last)
@@ -279,9 +282,9 @@ def batches(
 
 
 def _rebuilt(episode, steps, **metadata):
-    """Return an episode with other steps and metadata, in which an existing `return` and `length` are corrected.
+    """Return the episode with new steps and updated metadata; `return` and `length` are corrected if present.
 
-    The action, reward and discount of the last step are unused, and set to zero.
+    The action, reward and discount of the last step are unused and set to zero, in place.
     """
     for leaf in jax.tree.leaves([steps[name] for name in ("action", "reward", "discount")]):
         leaf[-1] = 0

@@ -1,4 +1,4 @@
-"""Networks: descriptions of torsos, recurrent cores and heads, and their output distributions."""
+"""Networks: configurations of torsos, recurrent cores and heads, and the distributions that networks return."""
 
 import dataclasses
 from typing import Any
@@ -107,11 +107,16 @@ def __dir__() -> list[str]:
 
 
 def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
-    """Return `network` with its unset fields chosen for the observation space, if it is one of jaxrl's.
+    """Return `network` with unset fields chosen for the observation space; networks of users are returned unchanged.
 
-    The torso is `default_torso`, with `vectors` for vectors; `Actor` and `Critic` have other defaults. A network that
-    reads only some keys of the observation keeps None: its torso depends on those entries, which may differ by body.
-    Policy and value of an `ActorCritic` share one only for images.
+    An unset torso becomes `default_torso(space, vectors)`; `Actor` and `Critic` have other defaults. If the network
+    reads only some keys of the observation, its torso stays None, because it depends on these keys, which may differ
+    between policy and value. The policy and value of an `ActorCritic` share a body only if observations are images.
+
+    Args:
+      network: a network of jaxrl, or of a user.
+      spec: the environment's spec.
+      vectors: the torso for observations that are vectors.
     """
     if not isinstance(network, ActorCritic | Actor | Critic | ModelNetwork | QNetwork):
         return network

@@ -27,19 +27,20 @@ class Actor(Network):
       widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
       normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
-      normalize_inputs: normalize the inputs of each dense layer and of the outputs instead, after the activations.
+      normalize_inputs: normalize the inputs of each dense layer and of the output layer instead, after the activations.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
-        observation (Haarnoja et al., 2018), or a `Categorical`; otherwise it is an action `[..., n]` (Lillicrap et al.,
-        2016).
-      gain: gain of the outputs' orthogonal initialization; small, so that initially no action is at its bounds or
-        preferred. None: outputs of unit norm, also while training (`unit.UnitDense`).
+        observation (Haarnoja et al., 2018), or a `Categorical`; otherwise, the output is an action `[..., n]`
+        (Lillicrap et al., 2016).
+      gain: gain of the output layer's orthogonal initialization; small, so that initially no action is at its bounds or
+        preferred. None: weights of unit norm, also while training (`unit.UnitDense`).
       initial_log_std: initial logarithm of the Gaussian's standard deviation, in units of half the box's range; with
-        a range, an offset before tanh, so that 0 is the middle of the range.
-      log_std_range: minimum and maximum of the logarithm, squashed by tanh; None: clipped to -20 to 2.
+        `log_std_range`, an offset before tanh, so that 0 is the middle of that range.
+      log_std_range: minimum and maximum of the log standard deviation, which tanh squashes into this range; None:
+        clipped to -20 to 2.
       observation_keys: keys of a dictionary observation to read; None: all.
       core: recurrent core between torso and dense layers, or None.
-      previous_action, previous_reward: append it to the core's inputs.
-      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; a torso has its own.
+      previous_action, previous_reward: append the previous action or reward to the core's inputs.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; the torso's dtype is separate.
     """
 
     torso: Torso | None = None

@@ -1,4 +1,4 @@
-"""Network of the actor-critics: a distribution over actions, and a value."""
+"""Network of on-policy actor-critics: a distribution over actions, and a value."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from jaxrl.networks.torsos import Torso
 
 
 class PolicyValue(struct.PyTreeNode):
-    """Output of an actor-critic at time steps `[T, B]`."""
+    """Output of an actor-critic for time steps `[T, B]`."""
 
     distribution: Distribution  # over actions, leaves [T, B, ...]
     value: jax.Array  # [T, B]
@@ -25,7 +25,7 @@ class PolicyValue(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic(Network):
-    """Policy and value, each with its own body or on a shared one, feed-forward or recurrent.
+    """Policy and value with separate bodies or a shared body, feed-forward or recurrent.
 
     Parameters are a dict with the keys "policy" and "value", and "torso" for a shared body (torso and core).
 
@@ -33,16 +33,16 @@ class ActorCritic(Network):
       torso: module that maps observations to features; None: the default for the observation space.
       core: recurrent core after the torso, or None.
       shared: whether policy and value share torso and core; None: only if observations are images.
-      previous_action, previous_reward: append it to the features.
-      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian, of
-        which only the mean is squashed).
+      previous_action, previous_reward: append the previous action or reward to the features.
+      continuous: distribution over a `Box`: "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a
+        Gaussian with only its mean squashed).
       initial_log_std: initial logarithm of the Gaussian's standard deviation.
       state_dependent_std: make the standard deviation an output of the network instead of one parameter per dimension.
       policy_gain, value_gain: gains of the heads' orthogonal initialization.
-      policy_observation_keys, value_observation_keys: keys of a dictionary observation that each reads, so that the
-        value may see more than the policy (Pinto et al., 2018, arXiv:1710.06542); None: all.
-      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the full state
-        of the environment needs no memory, even if the policy does.
+      policy_observation_keys, value_observation_keys: keys of a dictionary observation that the policy or the value
+        reads; the value may read more keys than the policy (Pinto et al., 2018, arXiv:1710.06542); None: all.
+      core_of: the part that has the core: "both", "policy" or "value". A value that reads the full state of the
+        environment needs no memory, even if the policy does.
       head_widths: dense layers of policy and value after the core, each followed by a ReLU, before the output.
     """
 
@@ -73,7 +73,7 @@ class ActorCritic(Network):
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one environment; `()` if feed-forward, a pair if separate."""
+        """Return the initial carry of one environment: `()` if feed-forward, a dict if the bodies are separate."""
         if self.core is None:
             return ()
         if self.shared:
@@ -84,7 +84,7 @@ class ActorCritic(Network):
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
-        """Return the values `[T, B]` in evaluation mode, without computing the policy."""
+        """Compute the values `[T, B]` in evaluation mode, without computing the policy."""
         value, _ = run_module(
             self, params, model_state, spec, lambda module: module.value_of(inputs, carry), train=False
         )

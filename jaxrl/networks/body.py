@@ -1,7 +1,7 @@
-"""Encoder before every head: a torso, optionally the previous action and reward, and a core if recurrent.
+"""The body of a network before its heads: a torso, optionally the previous action and reward, and a recurrent core.
 
-This module also turns a network's modules into pure functions: parameters and model state are plain nested dicts, and
-the module structure is rebuilt abstractly, once for each network and spec.
+This module also converts a network's `flax.nnx` modules to pure functions: parameters and model state are nested dicts,
+and the structure of the module is traced once for each network and spec.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jaxrl.networks.torsos import Torso, default_torso, flat_size, flatten
 
 
 class Buildable(Protocol):
-    """Frozen, hashable description of a whole network."""
+    """Frozen, hashable configuration of a complete network."""
 
     def __hash__(self) -> int: ...
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
@@ -29,9 +29,9 @@ class Buildable(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Description of a network that encodes observations by a `Body`, with a head defined by the subclass.
+    """Configuration of a network that encodes observations with a `Body`; subclasses define the head.
 
-    A subclass is a frozen dataclass that may have these attributes as fields.
+    A subclass is a frozen dataclass, which can redefine the attributes of this class as fields.
     """
 
     core = None
@@ -53,24 +53,27 @@ class Encoder:
         return frozenset({"observation"} | needed)
 
     def body(self, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
-        """Return the body of the network with a torso; `others` replace its attributes."""
+        """Return the network's body with this torso; `others` override the network's attributes."""
         names = ("core", "previous_action", "previous_reward", "observation_keys")
         return Body(torso, spec, rngs, **{name: getattr(self, name) for name in names} | others)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one environment; `()` if feed-forward."""
+        """Return the initial carry of one environment, which is `()` if feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
 
 class Network(Encoder):
-    """Encoder whose module maps inputs `[T, B, ...]`, a carry and keys `[B]`, or None, to output and next carry."""
+    """Encoder whose module is called as `module(inputs, carry, key)` and returns the output and the next carry.
+
+    Inputs are `[T, B, ...]`; keys are `[B]`, or None.
+    """
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return the module with newly initialized parameters."""
+        """Create the module with newly initialized parameters."""
         raise NotImplementedError
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Initialize and return parameters and model state; see `types.Network`.
+        """Initialize the parameters and the model state; see `types.Network`.
 
         Raises:
           ConfigError: the network does not fit the spaces.
@@ -88,7 +91,7 @@ class Network(Encoder):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """Return the output for time steps `[T, B, ...]`, the next carry and the model state; see `types.Network`."""
+        """Return the output for inputs `[T, B, ...]`, the next carry and the model state; see `types.Network`."""
         (output, carry), model_state = run_module(
             self, params, model_state, spec, lambda module: module(inputs, carry, key), train=train
         )
@@ -97,7 +100,7 @@ class Network(Encoder):
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-    """Initialize and return parameters and model state: nested dicts of arrays; `()` for no model state."""
+    """Initialize the parameters and the model state, nested dicts of arrays; an empty model state is `()`."""
     return split_module(network, key, spec)[1:]
 
 
@@ -110,7 +113,7 @@ def run_module[Output](
     *,
     train: bool,
 ) -> tuple[Output, ModelState]:
-    """Return the result of `call` on the network's module, and the next model state, which only training changes."""
+    """Return `call(module)` for the network's module, and the next model state, which changes only if `train`."""
     structure, *_ = structure_of(network, spec)
     if not jax.tree.leaves(model_state):
         return call(nnx.merge(structure, params)), model_state
@@ -121,10 +124,10 @@ def run_module[Output](
 
 
 def split_module(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Any, Params, ModelState]:
-    """Return the structure, the parameters and the model state of a network's newly initialized module.
+    """Create a network's module and split it into its structure, parameters and model state.
 
     Raises:
-      ConfigError: the module has other state.
+      ConfigError: the module has state of another kind.
     """
     module = network.build(spec, nnx.Rngs(params=key))
     structure, params, model_state, others = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
@@ -146,13 +149,13 @@ def structure_of(network: Buildable, spec: EnvSpec) -> tuple[Any, Params, ModelS
         found.append(structure)
         return variables
 
-    # With the shape of a key, to stay out of a caller's trace.
+    # The key is abstract too, so that nothing is added to a caller's trace.
     params, model_state = jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0)))
     return found[0], params, model_state
 
 
 def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:
-    """Return the part of a dictionary space under `keys`: the entry itself for one key, a dictionary for several.
+    """Return the entry of a dictionary space under a single key, or a dictionary space of the entries under several.
 
     Raises:
       ConfigError: there is no such key, or the space is not a dictionary.
@@ -179,9 +182,9 @@ def select_observation(observation: PyTree, keys: tuple[str, ...] | None) -> PyT
 
 
 class Body(nnx.Module):
-    """Map inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the next carry.
+    """Module that maps inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the next carry.
 
-    The previous action (one-hot if discrete, zeros at an episode's beginning) and the reward that arrived with the
+    The previous action (one-hot if discrete, zeros at the beginning of an episode) and the reward that arrived with the
     observation are appended to the torso's features before the core, as in IMPALA and R2D2.
     """
 
@@ -226,10 +229,10 @@ class Body(nnx.Module):
 
 
 def known(inputs: NetworkInputs, name: str) -> Any:
-    """Return a field of a network's inputs.
+    """Return a field of a network's inputs, which must not be None.
 
     Raises:
-      ConfigError: the inputs do not have it.
+      ConfigError: the field is None.
     """
     value = getattr(inputs, name)
     if value is None:

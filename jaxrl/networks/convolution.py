@@ -1,12 +1,12 @@
-"""Convolutions that are fast on a CPU: their gradients within loops, and many images in slices.
+"""Convolutions that are fast on CPUs, for gradients within loops and for large numbers of images.
 
 XLA's CPU backend rewrites convolutions into the form of its fast kernels, but not within loops. Networks are trained
-within a scan, where the gradient of the kernel has another form and ran 17 times slower (JAX 0.11.2). On a CPU,
-gradients are therefore written in the fast form here; elsewhere they are JAX's.
+within a scan, where the gradient with respect to the kernel has another form and ran 17 times slower (JAX 0.11.2). On
+CPUs, this module therefore computes the gradients in the fast form; on other platforms, it uses JAX's gradients.
 
-XLA computes a convolution as a product with the patches of all images, which it first stores in memory. Beyond 32 MB,
-the C library returns that memory to the system each time, and allocating it again, page by page, costs more than the
-product.
+XLA computes a convolution as a matrix product with the patches of all images, which it first stores in memory. Above
+32 MB, the C library returns this memory to the system each time, and allocating it again, page by page, takes longer
+than the product. On CPUs, large numbers of images are therefore processed in slices.
 """
 
 import math
@@ -18,22 +18,22 @@ from jax import lax
 
 FORM = ("NHWC", "HWIO", "NHWC")
 Pads = tuple[tuple[int, int], ...]
-_MANY_BYTES = 32 * 2**20  # of patches; glibc always requests blocks of this size from the system (mallopt(3))
-_SLICE_BYTES = 8 * 2**20  # 16 MB are up to a seventh faster, but use memory that no estimate includes
-_FEWEST = 8  # images per slice
+_MANY_BYTES = 32 * 2**20  # of patches; glibc requests blocks of this size from the system each time (mallopt(3))
+_SLICE_BYTES = 8 * 2**20  # 16 MB is up to a seventh faster, but uses memory that no estimate includes
+_FEWEST = 8  # minimum number of images per slice
 
 
 def convolution(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: str | Pads) -> jax.Array:
-    """Compute a two-dimensional convolution, as `jax.lax.conv_general_dilated`; reverse-mode gradients only.
+    """Compute a two-dimensional convolution like `jax.lax.conv_general_dilated`; only reverse-mode differentiable.
 
     Args:
-      x: [N, H, W, C].
-      kernel: [h, w, C, features].
-      strides: of both axes.
-      padding: "SAME", "VALID", or (before, after) of both axes.
+      x: images, [N, H, W, C].
+      kernel: the kernel, [h, w, C, features].
+      strides: strides along the height and the width.
+      padding: "SAME", "VALID", or pairs (before, after) for the height and the width.
 
     Returns:
-      [N, H', W', features].
+      The convolved images, [N, H', W', features].
     """
     if isinstance(padding, str):
         padding = tuple(lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding))
@@ -73,7 +73,7 @@ _convolution.defvjp(_forward, _backward)
 
 
 def _by_x(strides, padding, x, kernel, gradient):
-    """Dilate the gradient by the strides, and convolve it with the flipped kernel."""
+    """Return the gradient with respect to `x`: dilate `gradient` by the strides, convolve with the flipped kernel."""
     turned = _unfused(kernel[::-1, ::-1].swapaxes(2, 3))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
@@ -83,7 +83,7 @@ def _by_x(strides, padding, x, kernel, gradient):
 
 
 def _by_kernel(strides, padding, x, kernel, gradient):
-    """Convolve the inputs with the gradient dilated by the strides, summed over the batch."""
+    """Return the gradient with respect to the kernel: `x` convolved with the dilated `gradient`, summed over images."""
     examples_last, spread = _unfused((x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
@@ -101,10 +101,10 @@ def _unfused(tree):
 
 
 def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
-    """Return the bytes of the patches that a convolution of stride 1 or more reads from an image.
+    """Return the size in bytes of the patches of an image that a convolution reads.
 
     Args:
-      height, width: of the convolution's output.
+      height, width: size of the convolution's output.
       kernel: height and width of the kernel.
       channels: number of input channels.
     """
@@ -112,20 +112,20 @@ def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
 
 
 def in_slices(function: Callable[[jax.Array], jax.Array], images: jax.Array, most_patch_bytes: int) -> jax.Array:
-    """Return `function(images)`, computed in slices of the images on a CPU if their patches are too large.
+    """Return `function(images)`; on a CPU, process the images in slices if their patches need too much memory.
 
-    Its gradient recomputes each slice, which costs less than storing the intermediate values of all slices.
+    The gradient recomputes each slice, which is faster than storing the intermediate values of all slices.
 
     Args:
-      function: a function that processes every image independently.
-      images: [N, ...].
-      most_patch_bytes: patch bytes per image in the largest convolution.
+      function: a function of images [n, ...] that processes each image independently.
+      images: the images, [N, ...].
+      most_patch_bytes: `patch_bytes` of the largest convolution.
 
     Returns:
-      [N, features].
+      The features, [N, features].
     """
     count = images.shape[0]
-    if not isinstance(count, int) or count * most_patch_bytes <= _MANY_BYTES:  # or exported for any count
+    if not isinstance(count, int) or count * most_patch_bytes <= _MANY_BYTES:  # a symbol in exports
         return function(images)
     most = max(_SLICE_BYTES // most_patch_bytes, _FEWEST)
     size = max(n for n in range(1, most + 1) if count % n == 0)

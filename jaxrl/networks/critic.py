@@ -1,4 +1,4 @@
-"""Action values for the actor-critics: an ensemble of critics, each with its own parameters."""
+"""Action-value networks of off-policy actor-critics: an ensemble of critics, each with its own parameters."""
 
 import dataclasses
 from typing import Any
@@ -20,22 +20,22 @@ from jaxrl.networks.torsos import MLP, Torso, default_torso
 
 
 def encoder(space: spaces.Space) -> Torso:
-    """Return the default torso of a space for a network with further dense layers: the identity for a vector."""
+    """Return the default torso for a network that adds dense layers: `default_torso`, but the identity for vectors."""
     torso = default_torso(space)
     return MLP(()) if isinstance(torso, MLP) else torso
 
 
 def encoding_body(network: Encoder, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
-    """Return the body of a network with `torso`, or with `encoder`'s default if it is None."""
+    """Return the body of a network with `torso`; if it is None, use `encoder` of the observation space."""
     space = select_space(spec.observation_space, network.observation_keys)
     return network.body(encoder(space) if torso is None else torso, spec, rngs)
 
 
 def bounded_size(space: spaces.Space) -> int:
-    """Return the n of a bounded `Box` of shape (n,).
+    """Return n for a bounded `Box` of shape (n,).
 
     Raises:
-      ConfigError: the space is of another kind.
+      ConfigError: the space is not such a `Box`.
     """
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"continuous critics and bounded policies need a Box of actions, not {space}; use a QNetwork")
@@ -43,40 +43,40 @@ def bounded_size(space: spaces.Space) -> int:
 
 
 def to_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
-    """Return actions `[..., n]` of a bounded box in units of half its range: -1 is `low`, 1 is `high`."""
+    """Rescale actions `[..., n]` of a bounded box to [-1, 1], so that `low` becomes -1 and `high` becomes 1."""
     low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
     return (action - low) / (0.5 * (high - low)) - 1.0
 
 
 def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
-    """Invert `to_unit`; values beyond -1 and 1 are clipped to the box."""
+    """Invert `to_unit`; values outside [-1, 1] are clipped to the box."""
     low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
     return jnp.clip(low + (high - low) * (0.5 * (action + 1.0)), low, high)
 
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Encoder):
-    """Ensemble of critics of (observation, action) pairs, or of all actions of a `Discrete` space at once.
+    """Ensemble of critics, which evaluate (observation, action) pairs, or all actions of a `Discrete` space at once.
 
-    Each member encodes the observation (with a core, all observations so far), appends the action of a bounded `Box` of
-    shape (n,) in units of half its range, and ends in dense layers and a head. Members differ only in their initial
-    parameters; they are vmapped over a leading axis.
+    Each member encodes the observation (with a core, all observations so far), appends the action, rescaled to [-1, 1],
+    if the space is a bounded `Box` of shape (n,), and applies dense layers and a head. Members differ only in their
+    initial parameters; they are vmapped over a leading axis.
 
     Args:
       torso: module that maps observations to features; None: a CNN for images, the identity for vectors.
-      trunk: layers over features and action together, before the dense layers: a torso of vectors, such as
+      trunk: layers over the concatenated features and action, before the dense layers: a torso for vectors, such as
         `InvertedResidual()`; None: none.
       widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
       normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       normalize_inputs: normalize the inputs of each dense layer and of the head instead, after the activations.
       ensemble: number of members.
-      head: output head: values, or `CategoricalValues()` and `QuantileValues()` for distributions of returns; without
-        noise.
+      head: output head: `ActionValues()` for values, `CategoricalValues()` or `QuantileValues()` for distributions of
+        returns; without noise.
       observation_keys: keys of a dictionary observation to read; None: all.
       core: recurrent core between torso and dense layers, or None.
-      previous_action, previous_reward: append it to the core's inputs.
-      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; a torso has its own.
+      previous_action, previous_reward: append the previous action or reward to the core's inputs.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; the torso's dtype is separate.
       dropout: dropout rate of the dense layers' outputs in SAC's updates, before their normalization.
     """
 
@@ -106,7 +106,7 @@ class Critic(Encoder):
         return _Member(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Initialize and return parameters and model state, every leaf with a leading axis of `ensemble`.
+        """Initialize the parameters and the model state; every leaf has a leading axis of size `ensemble`.
 
         Raises:
           ConfigError: the network does not fit the spaces.
@@ -124,12 +124,20 @@ class Critic(Encoder):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, ModelState]:
-        """Return the head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and model state.
+        """Return the output of the head for inputs `[T, B, ...]`, and the model state.
 
-        For a box, it is the output for the actions `[T, B, n]` taken there, and `actions` is 1; for a discrete space,
-        that for all actions, and `action` is None. Values of actions that the mask forbids are the most negative finite
-        number. `model_state` and `train` are as in `types.Network`; keys [B] are for dropout, None: no dropout. A
-        critic with a core needs `encode` and `evaluate` instead.
+        The leaves of the output are `[ensemble, T, B, actions, ...]`. Values of actions that the mask forbids are the
+        most negative finite number. A critic with a core needs `encode` and `evaluate` instead.
+
+        Args:
+          params: the parameters of all members.
+          inputs: the inputs of the network, `[T, B, ...]`.
+          action: for a box, the actions `[T, B, n]` to evaluate, and the axis `actions` has size 1; None for a discrete
+            space, all of whose actions are evaluated.
+          spec: the environment's spec.
+          model_state: see `types.Network`.
+          train: see `types.Network`.
+          key: keys `[B]` for dropout; None: no dropout.
         """
 
         def call(module, key):
@@ -149,7 +157,7 @@ class Critic(Encoder):
     ) -> tuple[jax.Array, Carry, ModelState]:
         """Return the features `[ensemble, T, B, features]` of inputs `[T, B, ...]`, the next carry and the model state.
 
-        The carry is `[ensemble, B, ...]`.
+        Both carries are `[ensemble, B, ...]`.
         """
 
         def call(module, carry):
@@ -170,7 +178,7 @@ class Critic(Encoder):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, ModelState]:
-        """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `encode`."""
+        """Return the result of `apply` from the features `[ensemble, T, B, features]` that `encode` returned."""
 
         def call(module, features, key):
             return module.evaluate(features, action, mask, key)
@@ -179,7 +187,7 @@ class Critic(Encoder):
         return self._of_members(call, params, model_state, *each, spec=spec, train=train)
 
     def _of_members(self, call, params, model_state, *each, spec, train):
-        """Return `call(module, *each)` for the module and the part of each member, and the model state."""
+        """Return `call(module, *each)` vmapped over members, whose values `each` contains, and the model state."""
 
         def member(params, model_state, *each):
             return run_module(self, params, model_state, spec, lambda module: call(module, *each), train=train)
@@ -188,7 +196,7 @@ class Critic(Encoder):
 
 
 def _keys_of_members(params: Params, key: jax.Array | None) -> jax.Array | None:
-    """Return keys [ensemble, B] from keys [B], or None for None."""
+    """Derive keys [ensemble, B] from keys [B]; return None if `key` is None."""
     if key is None:
         return None
     members = jnp.arange(jax.tree.leaves(params)[0].shape[0], dtype=jnp.uint32)

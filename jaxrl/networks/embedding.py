@@ -1,4 +1,4 @@
-"""Embeddings of observations: a torso, dense layers and an affine output."""
+"""Networks that map observations to embeddings: a torso, dense layers and an affine output layer."""
 
 import dataclasses
 import functools

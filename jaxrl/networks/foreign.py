@@ -1,20 +1,23 @@
-"""User-defined networks, in Flax NNX, Flax Linen or Equinox, as the pure functions that algorithms call.
+"""Adapters for user-defined networks in Flax NNX, Flax Linen or Equinox.
 
-The user's module has no time axis and returns no distributions. If feed-forward, it maps a batch of observations `[N,
-*shape]` (Equinox: one observation, as is the custom there) to its outputs; if recurrent, it maps observations and a
-carry `[N, ...]` to outputs and the next carry, and the adapter unrolls it and resets the carry where episodes begin.
+The user's module has no time axis and does not return distributions. A feed-forward module maps a batch of observations
+`[N, *shape]` (in Equinox, a single observation, as is usual in Equinox) to its outputs. A recurrent module maps
+observations and a carry `[N, ...]` to outputs and the next carry; the adapter unrolls the module over time and resets
+the carry at the beginning of episodes.
 
-Outputs are action values `[N, n]` with `outputs="q"`, otherwise a pair of the policy's parameters and the value `[N]`
-or `[N, 1]`. The policy's parameters are logits for discrete actions, `[N, n]`, or `[N, sum(nvec)]`; for boxes a pair of
-mean `[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`; for dictionaries and tuples of actions a
-dictionary or tuple with the parameters of each part.
+With `outputs="q"`, the outputs are action values `[N, n]`. Otherwise, they are a pair of the policy's parameters and
+the value `[N]` or `[N, 1]`. The policy's parameters depend on the action space:
+  Discrete: logits `[N, n]`.
+  MultiDiscrete: logits `[N, sum(nvec)]`.
+  Box: a pair of the mean `[N, n]` and the log standard deviation, `[N, n]` or `[n]`.
+  Dict or Tuple: a dictionary or tuple with the parameters of each part.
 
-State other than parameters, such as batch normalization's, is the network's model state: batch statistics of NNX, every
-collection except `params` of Linen, `equinox.nn.State`. A Linen module with such state takes the argument `train`; NNX
-modules are put into training or evaluation mode by `train()` and `eval()`, Equinox's by `inference_mode`. Random state,
-such as dropout's, is refused.
+State other than parameters, such as that of batch normalization, becomes the network's model state: batch statistics in
+NNX, every collection except `params` in Linen, and `equinox.nn.State`. A Linen module with such state is called with
+the argument `train`. NNX modules are switched between training and evaluation by `train()` and `eval()`, Equinox
+modules by `inference_mode`. Modules with random state, such as that of dropout, are rejected.
 
-Observations are passed as the environment returns them: uint8 pixels are not scaled. Foreign code runs under JAX's
+Observations are passed as the environment returns them: uint8 pixels are not scaled. User code runs under JAX's
 standard promotion rules.
 """
 
@@ -43,7 +46,7 @@ OUTPUTS = ("actor_critic", "q")
 
 
 class Library(Protocol):
-    """Interface to one library: initializing parameters, and calling a module with them; frozen and hashable."""
+    """Frozen, hashable interface to a library, which initializes parameters and calls a module with them."""
 
     def init(self, key: jax.Array, spec: EnvSpec, example: tuple) -> tuple[PyTree, ModelState]: ...
     def call(
@@ -53,17 +56,17 @@ class Library(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignNetwork(Encoder):
-    """Network of a user's module, created by `from_nnx`, `from_linen` and `from_equinox`.
+    """Network that wraps a user's module; created by `from_nnx`, `from_linen` and `from_equinox`.
 
-    Parameters are a dict with the single key "policy", regardless of what the module computes.
+    Parameters are a dict with the single key "policy", also if the module returns values.
 
     Args:
       library: interface for creating and calling the module.
-      outputs: kind of its outputs, "actor_critic" or "q".
-      carry: for recurrent modules, a function without arguments that returns the initial carry without a batch axis; or
-        None.
-      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian, of
-        which only the mean is squashed).
+      outputs: kind of the module's outputs, "actor_critic" or "q".
+      carry: for recurrent modules, a function without arguments that returns the initial carry without a batch axis;
+        None for feed-forward modules.
+      continuous: distribution over a `Box`: "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a
+        Gaussian with only its mean squashed).
     """
 
     library: Library
@@ -77,10 +80,10 @@ class ForeignNetwork(Encoder):
         return self.carry is not None
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Initialize and return parameters and model state.
+        """Initialize the parameters and the model state.
 
         Raises:
-          ConfigError: the module's outputs do not fit the action space, or it has random state.
+          ConfigError: the module's outputs do not fit the action space, or the module has random state.
         """
         if self.outputs not in OUTPUTS:
             raise unknown("kind of output", str(self.outputs), OUTPUTS)
@@ -99,7 +102,7 @@ class ForeignNetwork(Encoder):
         return params, model_state
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial recurrent state of one environment; `()` if feed-forward."""
+        """Return the initial carry of one environment, which is `()` if feed-forward."""
         return () if self.carry is None else self.carry()
 
     def apply(
@@ -113,7 +116,10 @@ class ForeignNetwork(Encoder):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """Return a `PolicyValue`, or action values `[T, B, n]`, at time steps `[T, B, ...]`; see `types.Network`."""
+        """Return the output for inputs `[T, B, ...]`, the next carry and the model state; see `types.Network`.
+
+        The output is a `PolicyValue`, or action values `[T, B, n]` with `outputs="q"`.
+        """
         observed = (inputs.observation, inputs.action_mask)
         if not self.recurrent:
             leading = jax.tree.leaves(inputs.observation)[0].shape[:2]
@@ -123,7 +129,7 @@ class ForeignNetwork(Encoder):
         initial = self.initial_carry(spec)
 
         def step(carried, time_step):
-            # An episode's beginning resets the carry, but not the model state.
+            # The beginning of an episode resets the carry, but not the model state.
             (carry, model_state), (observation, mask, first) = carried, time_step
             carry = where_first(first, initial, carry)
             output, *carried = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
@@ -135,11 +141,11 @@ class ForeignNetwork(Encoder):
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
-        """Return the values `[T, B]` in evaluation mode."""
+        """Compute the values `[T, B]` in evaluation mode."""
         return self.apply(params, inputs, carry, spec=spec, model_state=model_state, train=False)[0].value
 
     def _outputs(self, params, model_state, observation, carry, mask, spec, *, train):
-        """Return a batch's `[N, ...]` outputs in the form algorithms expect, the next carry and the model state."""
+        """Call the module on a batch `[N, ...]`; return outputs as algorithms expect them, carry and model state."""
         arguments = (observation, carry) if self.recurrent else (observation,)
         with _standard_rules():
             output, model_state = self.library.call(params["policy"], model_state, spec, arguments, train=train)
@@ -153,7 +159,7 @@ class ForeignNetwork(Encoder):
         return PolicyValue(distribution, value.reshape(batch)), carry, model_state
 
     def _distribution(self, what, space, policy, mask):
-        """Return the distribution over an action space from the module's output, which errors call `what`."""
+        """Convert the module's output to a distribution over an action space; `what` names the output in errors."""
         if isinstance(space, spaces.Composite):
             keys = [key for key, _ in space.items]
             kind = dict if isinstance(space, spaces.Dict) else tuple
@@ -175,8 +181,9 @@ def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -
     """Wrap a Flax NNX module as a network.
 
     Args:
-      build: creates the module, which is called with a batch of observations, and of carries if recurrent.
-      **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
+      build: function `build(spec, rngs)` that creates the module. The module is called with a batch of observations; if
+        recurrent, also with a batch of carries.
+      **options: the arguments `outputs`, `carry` and `continuous` of `ForeignNetwork`.
     """
     return ForeignNetwork(_NNX(build), **options)
 
@@ -185,21 +192,22 @@ def from_linen(module: Any, **options: Any) -> ForeignNetwork:
     """Wrap a Flax Linen module as a network.
 
     Args:
-      module: the module, called with a batch of observations, and of carries if recurrent; also with `train=` if it has
-        state other than parameters.
-      **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
+      module: the module. It is called with a batch of observations; if recurrent, also with a batch of carries; and
+        with `train=` if it has state other than parameters.
+      **options: the arguments `outputs`, `carry` and `continuous` of `ForeignNetwork`.
     """
     return ForeignNetwork(_Linen(module), **options)
 
 
 def from_equinox(build: Callable[[EnvSpec, jax.Array], Any], **options: Any) -> ForeignNetwork:
-    """Wrap an Equinox module as a network, with its floating-point arrays as the parameters.
+    """Wrap an Equinox module as a network whose parameters are the module's floating-point arrays.
 
     Args:
-      build: creates the module from the spec and a key; it is called with one observation, and one carry if recurrent.
-        With state, `build` returns the pair of `equinox.nn.make_with_state`; the module is then called with the state
-        last and returns a pair of its output and the new state. Batches are mapped over the axis "batch".
-      **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
+      build: function `build(spec, key)` that creates the module. The module is called with one observation; if
+        recurrent, also with one carry. For a module with state, `build` returns the pair of
+        `equinox.nn.make_with_state`; the module is then called with the state as its last argument and returns a pair
+        of its output and the new state. Batches are vmapped with the axis name "batch".
+      **options: the arguments `outputs`, `carry` and `continuous` of `ForeignNetwork`.
     """
     return ForeignNetwork(_Equinox(build), **options)
 
@@ -250,7 +258,7 @@ class _Equinox:
         import equinox as eqx  # an optional dependency
 
         module, state = _equinox_parts(self.build(spec, key))
-        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter has a weak type
+        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # the state's counter has a weak type
         return named_leaves(eqx.filter(module, eqx.is_inexact_array)), named_leaves(state) or ()
 
     def call(self, params, model_state, spec, arguments, *, train):
@@ -276,7 +284,7 @@ def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree
 
 
 def _equinox_parts(built: Any) -> tuple[Any, Any]:
-    """Return the module and its state, `()` if `build` returned only a module."""
+    """Split the result of `build` into the module and its state, which is `()` if there is none."""
     return built if isinstance(built, tuple) and len(built) == 2 else (built, ())
 
 
@@ -293,7 +301,7 @@ def _standard_rules():
 
 
 def _unnamed(example: PyTree, named: dict[str, jax.Array]) -> PyTree:
-    """Return the tree whose `named_leaves` are the parameters `named`, a plain dict."""
+    """Invert `named_leaves`: return a tree with the structure of `example` and the leaves in the dict `named`."""
     return jax.tree.unflatten(jax.tree.structure(example), [named[name] for name in named_leaves(example)])
 
 

@@ -1,4 +1,4 @@
-"""Heads: from features to a distribution over actions, and to values; for action values see `q_heads`."""
+"""Heads that map features to a distribution over actions, or to values; for action values, see `q_heads`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from jaxrl.networks.distributions import (
 from jaxrl.networks.layers import dense
 
 CONTINUOUS = ("gaussian", "tanh", "tanh_mean")
-_LOG_STD_RANGE = (-20.0, 2.0)  # of state-dependent standard deviations, as in Haarnoja et al.'s code
+_LOG_STD_RANGE = (-20.0, 2.0)  # for state-dependent standard deviations, as in Haarnoja et al.'s code
 
 
 # --- policies ------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
 
     Args:
       space: the action space.
-      continuous: "gaussian", "tanh" or "tanh_mean", for boxes.
+      continuous: the distribution over a `Box`: "gaussian", "tanh" or "tanh_mean".
 
     Raises:
       ConfigError: there is no such distribution over `space`.
@@ -48,8 +48,8 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
         return sum(space.nvec)
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
         raise ConfigError(
-            f"no policy for the action space {space}; supported are Discrete, MultiDiscrete, Box of floats of shape "
-            "(n,), and Dict and Tuple of these: flatten it with a wrapper"
+            f"no policy for the action space {space}; use a wrapper to flatten it to a supported space: Discrete, "
+            "MultiDiscrete, Box of floats of shape (n,), and Dict and Tuple of these"
         )
     if continuous != "gaussian" and not (space.bounded and np.all(space.low < space.high)):
         raise ConfigError(
@@ -65,16 +65,18 @@ def to_distribution(
     mask: PyTree | None = None,
     continuous: str = "gaussian",
 ) -> Distribution:
-    """Return the distribution over `space` parametrized by a policy's outputs.
+    """Create the distribution over `space` that the outputs of a policy parametrize.
+
+    For a `Dict` or `Tuple` space, `location`, `log_std` and `mask` contain one entry for each part.
 
     Args:
       space: an action space that `action_size` accepts.
-      location: logits or means, `[..., action_size(space)]`; for a `Dict` or `Tuple`, one such array per part.
-      log_std: `[..., n]` or `[n]`, for boxes; also per part.
-      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for discrete actions, and also per part,
-        where None or a missing dictionary entry allows everything.
-      continuous: for boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
-        mean is squashed into the bounds; samples may exceed them).
+      location: logits or means, `[..., action_size(space)]`.
+      log_std: for boxes, the log standard deviations, `[..., n]` or `[n]`.
+      mask: for discrete actions, the mask of allowed actions, bool `[..., action_size(space)]`, or None; None or a
+        missing dictionary entry allows all actions.
+      continuous: the distribution over a `Box`: "gaussian" (unbounded), "tanh" (squashed into the bounds) or
+        "tanh_mean" (a Gaussian whose mean is squashed into the bounds; samples may exceed them).
 
     Raises:
       ConfigError: the mask does not have the action's structure, or `log_std` is missing for a box.
@@ -107,13 +109,13 @@ def to_distribution(
 
 
 def joint(space: spaces.Composite, of_part: Callable[[Any, spaces.Space], Distribution]) -> Joint:
-    """Return the joint distribution of `of_part(key, child)` over the parts of a composite space."""
+    """Return the joint distribution over a composite space, with `of_part(key, child)` as distribution of each part."""
     parts = {key: of_part(key, child) for key, child in space.items}
     return Joint(parts if isinstance(space, spaces.Dict) else tuple(parts.values()))
 
 
 def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, PyTree | None]:
-    """Return the mask of each part of a composite space, None where everything is allowed.
+    """Return the mask of each part of a composite space; None allows all actions of a part.
 
     Raises:
       ConfigError: the mask does not have the action's structure.
@@ -125,10 +127,10 @@ def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, Py
 
 
 class PolicyHead(nnx.Module):
-    """Map features `[..., inputs]` and a mask to a distribution over the action space.
+    """Module that maps features `[..., inputs]` and a mask to a distribution over the action space.
 
-    For boxes, the log standard deviation is a parameter per dimension, or an output next to the mean. Each part of a
-    `Dict` or `Tuple` has its own head.
+    For boxes, the log standard deviation is one parameter per dimension, or an additional output. Each part of a `Dict`
+    or `Tuple` space has its own head.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class PolicyHead(nnx.Module):
 
 
 class ValueHead(nnx.Module):
-    """Map features `[..., inputs]` to values `[...]`."""
+    """Module that maps features `[..., inputs]` to values `[...]`."""
 
     def __init__(self, inputs: int, gain: float, rngs: nnx.Rngs):
         self.output = dense(inputs, 1, gain, rngs)
@@ -198,5 +200,5 @@ class ValueHead(nnx.Module):
 
 
 def mask_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Return `values` with the most negative finite number where `mask` is False."""
+    """Replace values by the most negative finite number where `mask` is False."""
     return values if mask is None else jnp.where(mask, values, jnp.finfo(values.dtype).min)

@@ -1,4 +1,4 @@
-"""Layers shared by all networks: orthogonally initialized dense and convolutional layers, and activations by name."""
+"""Layers shared by all networks: dense, convolutional and normalization layers, dropout, and activations by name."""
 
 import math
 from collections.abc import Callable
@@ -30,10 +30,10 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """Return an activation by name.
+    """Return the activation function with this name.
 
     Raises:
-      ConfigError: there is no activation of that name; close names are suggested.
+      ConfigError: there is no activation with this name; the message suggests similar names.
     """
     if name not in _ACTIVATIONS:
         raise unknown("activation", str(name), _ACTIVATIONS)
@@ -41,7 +41,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
-    """Raise a ConfigError unless every size is a whole number of at least 1."""
+    """Raise a ConfigError unless all sizes are whole numbers of at least 1."""
     for size in sizes if isinstance(sizes, tuple) else (sizes,):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
@@ -54,7 +54,7 @@ def check_finite(label: str, number: float) -> None:
 
 
 def check_range(label: str, ends: tuple[float, float]) -> None:
-    """Raise a ConfigError unless both `ends` are finite numbers, the smaller one first."""
+    """Raise a ConfigError unless `ends` are two finite numbers in increasing order."""
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
     if not numbers or ends[0] >= ends[1]:
         raise ConfigError(
@@ -66,7 +66,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Return a layer's compute dtype by name; parameters are always float32.
+    """Return the compute dtype with this name; parameters are always float32.
 
     Raises:
       ConfigError: the name is not one of `DTYPES`.
@@ -77,7 +77,7 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 class Dense(nnx.Module):
-    """Affine map of the last axis, `[..., inputs]` to `[..., outputs]`, computed and returned in `dtype`."""
+    """Affine layer from `[..., inputs]` to `[..., outputs]`, computed and returned in `dtype`."""
 
     def __init__(self, inputs: int, outputs: int, gain: float, rngs: nnx.Rngs, dtype: str = "float32"):
         self.dtype = compute_dtype(dtype)
@@ -86,16 +86,16 @@ class Dense(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # As one product of two matrices: with more leading axes, even of size 1, the gradient of the kernel contracts
-        # over several axes, which is 1.7 times slower with XLA on a CPU.
+        # The leading axes are merged, so that this is a product of two matrices. With more axes, even of size 1, the
+        # gradient of the kernel contracts over several axes, which is 1.7 times slower with XLA on a CPU.
         rows, kernel, bias = (a.astype(self.dtype) for a in (x, self.kernel[...], self.bias[...]))
         return (rows.reshape((-1, x.shape[-1])) @ kernel + bias[None]).reshape((*x.shape[:-1], -1))
 
 
 def dense(inputs: int, outputs: int, gain: float | None, rngs: nnx.Rngs, dtype: str = "float32") -> Dense | UnitDense:
-    """Return a dense layer with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias.
+    """Create a dense layer, initialized with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias.
 
-    With `gain=None`, the columns of the kernel have unit norm, also while training (`UnitDense`), in float32.
+    With `gain=None`, the layer is a float32 `UnitDense`: the columns of its kernel have unit norm, also while training.
     """
     return UnitDense(inputs, outputs, rngs, bias=True) if gain is None else Dense(inputs, outputs, gain, rngs, dtype)
 
@@ -103,7 +103,10 @@ def dense(inputs: int, outputs: int, gain: float | None, rngs: nnx.Rngs, dtype: 
 def conv(
     inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs, dtype: str = "float32"
 ) -> nnx.Conv:
-    """Return a square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
+    """Create a convolution of `[N, H, W, C]`, initialized with an orthogonal kernel of gain sqrt(2) and zero bias.
+
+    `kernel` is both the height and the width of the kernel.
+    """
     check_positive("filters", outputs)
     check_positive("kernel", kernel)
     return nnx.Conv(
@@ -120,10 +123,11 @@ def conv(
 
 
 class SpectralConv(nnx.Module):
-    """Convolution of stride 1 and equal size, its kernel divided by its largest singular value (Miyato et al., 2018).
+    """Convolution with spectral normalization: the kernel is divided by its largest singular value.
 
-    The kernel is treated as a matrix of the outputs by all other axes, and each application in training makes one step
-    of the power iteration (arXiv:1802.05957, algorithm 1), whose current vector is the model state.
+    The stride is 1, and inputs and outputs have equal shapes. The kernel is treated as a matrix of all other axes by
+    the output channels. Each call in training performs one step of the power iteration (Miyato et al., 2018,
+    arXiv:1802.05957, algorithm 1); the current vector is the model state.
     """
 
     def __init__(self, features: int, kernel: int, rngs: nnx.Rngs, dtype: str = "float32"):
@@ -153,27 +157,32 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 def _convolve(x, kernel, strides, padding, **others):
-    """Adapt `convolution` to the signature that `nnx.Conv` calls; `others` are arguments that `conv` fixes."""
+    """Call `convolution` with the arguments that `nnx.Conv` passes; `others` have fixed values in `conv`."""
     return convolution(x, kernel, strides, padding)
 
 
-OVER_BATCH = ("batch", "batch_renorm")  # normalizations by statistics of a batch
+OVER_BATCH = ("batch", "batch_renorm")  # normalizations that use batch statistics
 NORMALIZATIONS = ("layer", "rms", *OVER_BATCH)
 
 
 def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Return a normalization of the last axis, with a learned scale and offset.
+    """Create a normalization layer for the last axis, with a learned scale and offset.
+
+    Batch statistics are computed over the rows of all devices, without rows of weight 0 (see
+    `jaxrl.core.shared_batch`).
 
     Args:
-      name: "layer" (Ba et al., 2016), of each vector separately; "rms" (Zhang and Sennrich, 2019), the same without
-        mean and offset; "batch" (Ioffe and Szegedy, 2015), of each feature over all leading axes in training, and with
-        running statistics otherwise; "batch_renorm": `BatchRenorm`. Batch statistics are computed from the rows that
-        count, on all devices.
+      name: the kind of normalization:
+        "layer" normalizes each vector separately (Ba et al., 2016);
+        "rms" does the same without subtracting the mean and without an offset (Zhang and Sennrich, 2019);
+        "batch" normalizes each feature over all leading axes in training, and by running statistics otherwise (Ioffe
+        and Szegedy, 2015);
+        "batch_renorm" is `BatchRenorm`.
       features: number of features.
-      rngs: for the initial parameters.
+      rngs: random number generators for the initial parameters.
 
     Raises:
-      ConfigError: there is no normalization of that name.
+      ConfigError: there is no normalization with this name.
     """
     if name == "layer":
         return nnx.LayerNorm(features, rngs=rngs)
@@ -187,13 +196,15 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalization of the last axis over the rows that count, on all devices that share a batch.
+    """Batch normalization of the last axis, with statistics over the batch's rows on all devices.
+
+    Rows of weight 0 are left out (see `jaxrl.core.shared_batch`).
 
     Args:
       features: size of the last axis.
-      epsilon: added to variances.
+      epsilon: number added to variances.
       momentum: decay rate of the running statistics.
-      unit: whether scale and bias have unit norm.
+      unit: whether scale and bias are normalized together, as in `jaxrl.networks.unit`.
     """
 
     def __init__(self, features: int, *, epsilon: float, momentum: float = 0.99, unit: bool = False):
@@ -222,17 +233,18 @@ class BatchNorm(nnx.Module):
 class BatchRenorm(nnx.Module):
     """Batch renormalization (Ioffe, 2017, arXiv:1702.03275) of the last axis, with a learned scale and offset.
 
-    In training, a feature is normalized by the batch's mean and deviation, then corrected towards the result with
-    running statistics, within limits; otherwise it is normalized by the running statistics. Training batches update the
-    running statistics. There is no correction in the first `warm_up` batches, when the running statistics are still
-    close to their initial values.
+    In training, a feature is normalized by the mean and deviation of the batch, and then corrected, within limits,
+    towards the result with running statistics. Otherwise, it is normalized by the running statistics. Training batches
+    update the running statistics. There is no correction in the first `warm_up` batches, when the running statistics
+    are still close to their initial values.
 
     Args:
       features: size of the last axis.
       momentum: decay rate of the running statistics.
-      epsilon: added to variances.
-      r_max: maximum correction of the ratio of the batch's deviation to the running one; the minimum is its inverse.
-      d_max: maximum correction of the distance between the means, in running deviations.
+      epsilon: number added to variances.
+      r_max: maximum of the correction factor, the ratio of the batch's deviation to the running deviation; the minimum
+        is 1 / r_max.
+      d_max: maximum of the correction offset, the difference between the means in units of the running deviation.
       warm_up: number of training batches before the correction begins.
     """
 
@@ -274,9 +286,10 @@ class BatchRenorm(nnx.Module):
 
 
 def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """Apply dropout to `[..., B, features]`: each feature is 0 with probability `rate`, others are divided by 1 - rate.
+    """Apply dropout (Srivastava et al., 2014) to `x`, `[..., B, features]`.
 
-    Keys [B] make it independent of the assignment of rows to devices (Srivastava et al., 2014).
+    Each feature is set to 0 with probability `rate`; the others are divided by 1 - rate. With one key per row, `[B]`,
+    the result does not depend on the assignment of rows to devices.
     """
     shape = (*x.shape[:-2], x.shape[-1])
     mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, shape), out_axes=x.ndim - 2)(key)
@@ -284,12 +297,12 @@ def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
 
 
 class DenseStack(nnx.Module):
-    """Dense layers, each followed by a normalization if it has one, and the activation.
+    """Dense layers from `[..., inputs]` to `[..., features]`, each followed by a normalization, if any, and activation.
 
-    Maps `[..., inputs]` to `[..., features]`. Layers and activations compute in `dtype`; the outputs of normalizations,
-    and the features, are float32. With `normalize_inputs`, the inputs of each layer and the features are normalized
-    instead: the inputs, and after each activation. With `dropout`, a layer's outputs are dropped before all of these if
-    keys are passed, as in DroQ's critics.
+    Layers and activations are computed in `dtype`; the outputs of normalizations and the features are float32. With
+    `normalize_inputs`, the inputs of each layer and the features are normalized instead, that is, after the
+    activations. If keys are passed, dropout is applied to the outputs of each layer, before the normalization and the
+    activation, as in DroQ's critics.
     """
 
     def __init__(
@@ -336,7 +349,7 @@ class DenseStack(nnx.Module):
 
 
 class DeepHead(nnx.Module):
-    """Dense layers followed by an output layer or head, which may have further arguments."""
+    """Dense layers followed by an output layer or a head, which can have further arguments."""
 
     def __init__(self, hidden: DenseStack, output: nnx.Module):
         self.hidden = hidden

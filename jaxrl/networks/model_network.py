@@ -1,4 +1,4 @@
-"""Network of MuZero: a learned model, with a policy and a value at each of its states."""
+"""Network of MuZero: a learned model of the environment, with a policy and a value for each latent state."""
 
 import dataclasses
 
@@ -13,31 +13,31 @@ from jaxrl.networks.body import Network, run_module
 from jaxrl.networks.layers import DeepHead, DenseStack, check_positive, dense
 from jaxrl.networks.torsos import Torso
 
-_SMALL_GAIN = 0.01  # of the last layers: initially, values are near 0 and actions equally likely
+_SMALL_GAIN = 0.01  # for the output layers, so that initially values are near 0 and actions equally likely
 
 
 class ModelOutput(struct.PyTreeNode):
-    """State of the model, and the network's predictions for it; leaves [..., n]."""
+    """Latent state of the model, and the network's predictions for this state; leaves have any leading axes."""
 
     latent: jax.Array
-    logits: jax.Array  # of the policy, [..., actions]
+    logits: jax.Array  # logits of the policy, [..., actions]
     value: jax.Array  # logits of a categorical value, [..., atoms]
-    reward: jax.Array  # logits of a categorical reward for the action that led here, [..., atoms]
-    discount: jax.Array  # [...], the environment's own; unused if it has none
+    reward: jax.Array  # logits of a categorical reward for the action that led to this state, [..., atoms]
+    discount: jax.Array  # the environment's discount, [...]; unused if the environment has no discounts
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelNetwork(Network):
-    """Model of an environment with discrete actions, learned to predict rewards, values and policies.
+    """Learned model of an environment with discrete actions, which predicts rewards, values and policies.
 
-    The state of an observation is the torso's features after a dense layer; the next state is the state plus the output
-    of dense layers on state and action. States are scaled to [0, 1] (Schrittwieser et al., 2020, arXiv:1911.08265,
-    appendix G).
+    A dense layer maps the torso's features of an observation to the latent state. The next state is the state plus the
+    output of dense layers that read state and action. States are scaled to [0, 1] (Schrittwieser et al., 2020,
+    arXiv:1911.08265, appendix G).
 
     Args:
       torso: module that maps observations to features; None: the default for the observation space.
-      width: size of the state.
-      widths: hidden layers of the dynamics, and of the policy, the value, the reward and the discount.
+      width: size of the latent state.
+      widths: widths of the hidden layers of the dynamics, and of the heads (policy, value, reward and discount).
       activation: function after each hidden layer, by name.
       atoms: number of atoms of categorical values and rewards.
     """
@@ -57,7 +57,7 @@ class ModelNetwork(Network):
     def step(
         self, params: Params, latent: jax.Array, action: jax.Array, *, spec: EnvSpec, model_state: ModelState
     ) -> ModelOutput:
-        """Return the outputs after actions [...] in states [..., width]."""
+        """Return the next states and their predictions for actions [...] in states [..., width]."""
         return run_module(self, params, model_state, spec, lambda m: m.follow(latent, action), train=False)[0]
 
 

@@ -1,4 +1,4 @@
-"""Summary of a network for an environment: the sizes of its layers and the number of parameters."""
+"""One-line summary of a network for an environment: the sizes of its layers and the number of parameters."""
 
 import math
 from itertools import groupby
@@ -15,10 +15,11 @@ _SIDE_BY_SIDE = ("policy", "value", "advantage", "state_value")  # modules that 
 def summary(network: Any, spec: EnvSpec) -> str:
     """Return a line such as "ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters".
 
-    The numbers are the sizes of the layers in order, "conv 16" for a convolution; "2 x" precedes an ensemble.
+    The numbers are the sizes of the layers in order; a convolution with 16 filters is "conv 16", and the layers of an
+    ensemble of 2 begin with "2 x". For networks of users, the line contains only the number of parameters.
 
     Args:
-      network: a network of `jaxrl.networks`, or a foreign one, of which only the parameters are counted.
+      network: a network of `jaxrl.networks`, or of a user.
       spec: the environment's spec.
     """
     params, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
@@ -31,7 +32,7 @@ def summary(network: Any, spec: EnvSpec) -> str:
 
 def _layers_of(network: Any, spec: EnvSpec) -> str:
     if not hasattr(network, "torso"):
-        return ""  # a user's module, whose parts have other names
+        return ""  # the parts of a user's module have other names
     found = []
     jax.eval_shape(lambda key: found.append(_text(network.build(spec, nnx.Rngs(params=key)))), jax.random.key(0))
     return found[0]
@@ -41,17 +42,17 @@ def _text(module: nnx.Module) -> str:
     chain, groups = _layers(module)
     runs = [(layer, len(list(same))) for layer, same in groupby(chain)]
     text = ", ".join(f"{n} x {layer}" if n > 2 else ", ".join([layer] * n) for layer, n in runs)
-    if len(groups) == 1:  # there is only one, so no name is needed
+    if len(groups) == 1:  # a single group needs no name
         return ", ".join(filter(None, (text, groups[0].partition(" ")[2])))
     return "; ".join(filter(None, (text, *groups)))
 
 
 def _layers(module: nnx.Module) -> tuple[list[str], list[str]]:
-    """Return the layers of a module in the order of creation, with named parallel groups."""
+    """Return a module's sequential layers, in the order of creation, and its named groups of parallel layers."""
     if isinstance(module, nnx.Conv):
         return [f"conv {module.out_features}"], []
     core = getattr(module, "core", None)
-    if hasattr(core, "width"):  # of a recurrent network
+    if hasattr(core, "width"):  # a recurrent core
         return [f"{type(core).__name__} {core.width}"] * getattr(core, "layers", 1), []
     kernel = vars(module).get("kernel", vars(module).get("unit_kernel"))
     if kernel is not None:

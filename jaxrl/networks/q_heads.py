@@ -1,7 +1,8 @@
-"""Heads of the DQN family: from features to action values or distributions of returns, optionally dueling and noisy.
+"""Heads of the DQN family, which map features to action values or distributions of returns.
 
-Noise is factorized and sampled for each element of a batch, which costs two more products but no memory: since the
-noise of a kernel is an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
+Heads can be dueling and noisy. Noise is factorized and sampled for each element of a batch. Because the noise of a
+kernel is an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out, this takes two more products but no
+additional memory for kernels.
 """
 
 import dataclasses
@@ -24,29 +25,32 @@ class CategoricalReturns(struct.PyTreeNode):
 
     logits: jax.Array  # [..., actions, atoms]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
-    smoothing: float = struct.field(pytree_node=False, default=0.0)  # of the targets, as in `CategoricalValues`
-    features: jax.Array | None = None  # [..., features], input of a self-predictive head
-    prediction: jax.Array | None = None  # [..., actions, 1 + features]: reward and next features
+    smoothing: float = struct.field(pytree_node=False, default=0.0)  # smoothing of targets; see `CategoricalValues`
+    features: jax.Array | None = None  # [..., features], the input of a self-predictive head
+    prediction: jax.Array | None = None  # [..., actions, 1 + features], predicted reward and next features
 
 
 class QuantileReturns(struct.PyTreeNode):
-    """Quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1 or at sampled fractions."""
+    """Quantiles of each action's return, at the fractions (2 i + 1) / 2 N for i = 0 .. N-1 or at sampled fractions."""
 
     quantiles: jax.Array  # [..., actions, N]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
-    fractions: jax.Array | None = None  # [..., N] in (0, 1), of implicit quantiles
+    fractions: jax.Array | None = None  # [..., N] in (0, 1), sampled fractions of implicit quantiles
 
 
 class QHead(Protocol):
-    """Head of a Q-network; frozen and hashable."""
+    """Frozen, hashable configuration of the head of a Q-network."""
 
     @property
     def noisy(self) -> bool:
-        """Return whether its layers sample noise from keys, in addition to other samples."""
+        """Return whether the head's layers sample parameter noise from keys."""
         ...
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a module: features `[T, B, inputs]`, mask `[T, B, actions]` or None, keys `[B]` or None -> output."""
+        """Create the module, which is called as `module(features, mask, key)` and returns the output.
+
+        Features are `[T, B, inputs]`; the mask is `[T, B, actions]` or None; keys are `[B]` or None.
+        """
         ...
 
 
@@ -55,10 +59,10 @@ class ActionValues:
     """Expected return of each action, `[..., actions]`.
 
     Args:
-      dueling: whether values are V + A - mean A, with separate outputs (Wang et al., 2016, equation 9).
+      dueling: whether values are V + A - mean A, with separate outputs V and A (Wang et al., 2016, equation 9).
       widths: widths of separate ReLU layers before each output (512 in the dueling paper).
-      gain: gain of the outputs' orthogonal initialization; None: outputs of unit norm (`unit.UnitDense`).
-      noisy: whether these layers' parameters have learned noise (Fortunato et al., 2018, arXiv:1706.10295).
+      gain: gain of the output layers' orthogonal initialization; None: weights of unit norm (`unit.UnitDense`).
+      noisy: whether the parameters of the head's layers have learned noise (Fortunato et al., 2018, arXiv:1706.10295).
       sigma: initial scale of the noise, sigma_0 in the paper.
     """
 
@@ -74,14 +78,14 @@ class ActionValues:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalValues:
-    """C51: probabilities of fixed returns for each action, `CategoricalReturns` (Bellemare et al., 2017).
+    """C51: a categorical distribution of the return of each action, `CategoricalReturns` (Bellemare et al., 2017).
 
     Args:
-      atoms: number of returns; the algorithm defines their support.
+      atoms: number of atoms; the algorithm defines the range of their values.
       dueling, widths, gain, noisy, sigma: as in `ActionValues`; dueling applies to the logits (Hessel et al., 2018).
       smoothing: standard deviation of the normal distribution that replaces each return of a target, in units of the
-        atom spacing: HL-Gauss (Imani and White, 2018; Farebrother et al., 2024, arXiv:2403.03950) with 0.75; 0: a
-        return is split between its two neighbors.
+        atom spacing; HL-Gauss (Imani and White, 2018; Farebrother et al., 2024, arXiv:2403.03950) uses 0.75. With 0, a
+        return is split between its two neighboring atoms.
     """
 
     atoms: int = 51
@@ -99,9 +103,10 @@ class CategoricalValues:
 
 @dataclasses.dataclass(frozen=True)
 class SelfPredictiveValues:
-    """`CategoricalValues`, and a prediction of the reward and the next features (REPPO's auxiliary task).
+    """`CategoricalValues` with a prediction of the reward and the next features (REPPO's auxiliary task).
 
-    Both read the features of the network through separate dense layers. `CategoricalReturns` contains the prediction.
+    Values and prediction have separate dense layers, which read the features of the network. The output is a
+    `CategoricalReturns` that contains the prediction.
 
     Args:
       atoms, gain, smoothing: as in `CategoricalValues`.
@@ -151,13 +156,13 @@ class QuantileValues:
 class ImplicitQuantileValues:
     """IQN: quantiles of the return of each action at sampled fractions (Dabney et al., 2018, arXiv:1806.06923).
 
-    Features are multiplied by an embedding of each fraction. With keys, every element of a batch has its own fractions;
-    without keys, they are the midpoints of `quantiles` equal parts.
+    Features are multiplied by an embedding of each fraction. If keys are passed, fractions are sampled for each element
+    of a batch; otherwise, they are the midpoints of `quantiles` equal intervals.
 
     Args:
       quantiles: number of fractions, for acting, learning and targets.
-      cosines: number of inputs cos(pi i fraction), i = 0 .. cosines - 1, of the embedding, a dense ReLU layer (equation
-        4).
+      cosines: number of inputs cos(pi i fraction), i = 0 .. cosines - 1, of the embedding, which is a dense ReLU layer
+        (equation 4).
       dueling, widths, gain, noisy, sigma: as in `ActionValues`; dueling applies to each quantile.
     """
 
@@ -179,10 +184,11 @@ class ImplicitQuantileValues:
 
 
 class NoisyDense(nnx.Module):
-    """Affine map of the last axis with factorized Gaussian noise on its parameters (Fortunato et al., 2018).
+    """Affine layer with factorized Gaussian noise on its parameters (Fortunato et al., 2018).
 
-    Maps features `[T, B, inputs]` and keys `[B]`, or None for no noise, to `[T, B, outputs]`. The means are initialized
-    orthogonally, as in the other dense layers, and the scales to sigma / sqrt(inputs) (equation 11).
+    The layer maps features `[T, B, inputs]` and keys `[B]` to `[T, B, outputs]`; without keys, there is no noise. The
+    means of the parameters are initialized orthogonally, as in `dense`, and the scales of the noise to
+    sigma / sqrt(inputs) (equation 11).
     """
 
     def __init__(self, inputs: int, outputs: int, gain: float | None, sigma: float, rngs: nnx.Rngs):
@@ -203,7 +209,7 @@ class NoisyDense(nnx.Module):
 
 
 class _Stream(nnx.Module):
-    """ReLU layers and an output layer."""
+    """ReLU layers followed by an output layer, all of them noisy if the head is."""
 
     def __init__(self, head: Any, inputs: int, outputs: int, rngs: nnx.Rngs):
         check_positive("widths", head.widths)
@@ -228,7 +234,10 @@ def _layer(head, inputs, outputs, gain, rngs):
 
 
 class _HeadModule(nnx.Module):
-    """Module with `size` numbers for every action, each V + A - mean A if dueling; `finish` builds the output."""
+    """Module that computes `size` numbers for every action and returns `finish(numbers, mask)`.
+
+    If the head is dueling, each number is V + A - mean A.
+    """
 
     def __init__(self, head: Any, inputs: int, actions: int, size: int, finish: Callable, rngs: nnx.Rngs):
         self.dueling = head.dueling
@@ -265,7 +274,7 @@ class _ImplicitModule(nnx.Module):
             levels = draw(_folded(key, 2))
         angles = jnp.pi * levels[..., None] * jnp.expand_dims(jnp.arange(self.cosines, dtype=jnp.float32), (0, 1))
         joined = features[:, None] * jax.nn.relu(self.embedding(jnp.cos(angles)))[None]
-        # Quantiles are merged into the time axis, so that each element of the batch has one noise for all of them.
+        # Quantiles are merged into the time axis, so that an element of the batch has the same noise for all of them.
         values = self.values(joined.reshape(-1, batch, features.shape[-1]), None, key)
         values = jnp.moveaxis(values.reshape(time, self.quantiles, batch, -1), 1, 3)
         return QuantileReturns(values, mask, jnp.broadcast_to(levels.T[None], (time, batch, self.quantiles)))
@@ -298,5 +307,5 @@ def _expected(values, mask):
 
 
 def _folded(key, number):
-    """Return the keys [B] for one part."""
+    """Derive the keys [B] of one part of the head from `key`; return None if `key` is None."""
     return None if key is None else jax.vmap(lambda k: jax.random.fold_in(k, number))(key)

@@ -19,16 +19,16 @@ from jaxrl.networks.torsos import Torso
 class QNetwork(Network):
     """Action values of a discrete action space, feed-forward or recurrent.
 
-    With `ActionValues`, the output is values `[T, B, n]`, the most negative finite number where the action mask
-    forbids. Keys `[B]` are for noisy heads: one noise sample for each element of the batch at all time steps; None: no
-    noise. Parameters are a dict with the keys "torso" (torso and core) and "head".
+    With `ActionValues`, the output is values `[T, B, n]`; the value of an action that the mask forbids is the most
+    negative finite number. Noisy heads sample their noise from the keys `[B]`, once per batch element for all time
+    steps; without keys, there is no noise. Parameters are a dict with the keys "torso" (torso and core) and "head".
 
     Args:
       torso: module that maps observations to features; None: the default for the observation space.
       core: recurrent core after the torso, or None.
       head: output head: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
         `QuantileValues()` for distributions of returns; each may be noisy.
-      previous_action, previous_reward: append it to the features.
+      previous_action, previous_reward: append the previous action or reward to the features.
       observation_keys: keys of a dictionary observation to read; None: all.
     """
 

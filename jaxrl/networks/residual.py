@@ -1,6 +1,6 @@
-"""Torsos of normalized and residual dense layers, for stable learning of large networks from a replay.
+"""Torsos of normalized and residual dense layers, for stable training of large networks from a replay buffer.
 
-Their inputs are vectors: observations as a torso, or observations and actions together as the trunk of a `Critic`.
+The inputs are vectors: observations if used as a torso, features and actions if used as the trunk of a `Critic`.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from jaxrl.networks.unit import UnitDense, UnitRMSNorm, unit_vectors
 
 @dataclasses.dataclass(frozen=True)
 class UnitMLP:
-    """Batch normalization, then dense layers of unit norm, each batch-normalized before its ReLU.
+    """Network of XQC: dense layers with weights of unit norm, and batch normalization before each ReLU.
 
-    XQC's network (Palenicek et al., 2025, arXiv:2509.25174).
+    The inputs are batch-normalized, too (Palenicek et al., 2025, arXiv:2509.25174).
 
     Args:
       widths: widths of the layers.
@@ -52,10 +52,11 @@ class _UnitMLP(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class InvertedResidual:
-    """Residual blocks that widen inside, batch-normalized, with all weights of unit norm.
+    """Network of FlashSAC: inverted residual blocks with batch normalization, and weights of unit norm.
 
-    FlashSAC's network (arXiv:2604.04539): batch normalization and a dense layer, then blocks of a wide dense layer and
-    one back, each batch-normalized before its ReLU, and a root-mean-square normalization.
+    Batch normalization of the inputs and a dense layer are followed by residual blocks and an RMS normalization. A
+    block has a dense layer to `expansion * width` features and a dense layer back to `width`, each followed by batch
+    normalization and a ReLU (arXiv:2604.04539).
 
     Args:
       width: number of features between blocks.
@@ -97,9 +98,9 @@ class _InvertedResidual(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SimBa:
-    """Residual blocks with layer normalization before each (Lee et al., 2024, arXiv:2410.09754).
+    """Residual blocks that begin with layer normalization (Lee et al., 2024, arXiv:2410.09754).
 
-    A dense layer, then blocks x + dense(ReLU(dense(norm(x)))), and a layer normalization at the end. Observations
+    A dense layer is followed by blocks x + dense(ReLU(dense(norm(x)))) and a final layer normalization. Observations
     should be normalized (`normalize_observation=True`).
 
     Args:
@@ -137,9 +138,9 @@ class _SimBa(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class BroNet:
-    """Residual blocks with layer normalization after each layer (Nauman et al., 2024, arXiv:2405.16158).
+    """Residual blocks with layer normalization after each dense layer (Nauman et al., 2024, arXiv:2405.16158).
 
-    ReLU(norm(dense(x))), then blocks x + norm(dense(ReLU(norm(dense(x))))).
+    The first layer is ReLU(norm(dense(x))), followed by blocks x + norm(dense(ReLU(norm(dense(x))))).
 
     Args:
       width: width of all layers.
@@ -173,12 +174,12 @@ class _BroNet(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SimBaV2:
-    """Blocks on the unit sphere, with all weights of unit norm (Lee et al., 2025, arXiv:2502.15280).
+    """Residual blocks with features on the unit sphere and weights of unit norm (Lee et al., 2025, arXiv:2502.15280).
 
-    The inputs and a constant, divided by their norm, are mapped to the sphere by a scaled dense layer; each block moves
-    the features towards the output of its two dense layers, and back to the sphere. The last layer is a dense layer,
-    which in the paper is the first layer of each head. Observations should be normalized
-    (`normalize_observation=True`).
+    A constant is appended to the inputs, which are divided by their norm; a scaled dense layer and a division by the
+    norm map them to the sphere. Each block moves the features towards the output of its two dense layers, and divides
+    them by their norm again. The last layer is a dense layer, which in the paper is the first layer of each head.
+    Observations should be normalized (`normalize_observation=True`).
 
     Args:
       width: number of features.
@@ -197,7 +198,7 @@ class SimBaV2:
 
 
 class _Scaler(nnx.Module):
-    """Factor per feature, initially `initial`, of a parameter with initial value `scale` (section 4.2)."""
+    """Learned factor per feature, initially `initial`; its parameter has the initial value `scale` (section 4.2)."""
 
     def __init__(self, features: int, initial: float, scale: float):
         self.factor = nnx.Param(jnp.full((features,), scale, jnp.float32))

@@ -1,12 +1,12 @@
-"""Recurrent cores with a linear recurrence, unrolled over time by a parallel scan: MinGRU and the LRU.
+"""MinGRU and LRU: recurrent cores with a linear recurrence, unrolled over time by a parallel scan.
 
-h_t = a_t h_{t-1} + b_t, element by element, where neither a nor b depends on h. Such steps are affine maps, which
-compose associatively: `jax.lax.associative_scan` computes the states of all T time steps in log T rounds (Blelloch,
-1990). At an episode's beginning, a_t is 0, so that no earlier state passes it. A single time step is computed
-directly.
+The recurrence is h_t = a_t h_{t-1} + b_t, element by element; neither a nor b depends on h. Such steps are affine maps,
+whose composition is associative, so `jax.lax.associative_scan` computes the states of all T time steps in log T rounds
+(Blelloch, 1990). At the beginning of an episode, a_t is set to 0, which resets the state. A single time step is
+computed directly.
 
-On CPUs, which have few threads for the rounds, a loop over the steps takes a fifth of the time: each step is one
-multiplication and addition, because the expensive products are computed before the scan.
+CPUs have few threads for the rounds, so a loop over the time steps is used, which takes a fifth of the time: a step is
+only a multiplication and an addition, because the expensive products are computed before the scan.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from jaxrl.networks.layers import check_finite, check_positive, dense
 
 
 def linear_scan(decay: jax.Array, update: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Unroll h_t = decay_t h_{t-1} + update_t over time, from 0 wherever an episode begins.
+    """Unroll h_t = decay_t h_{t-1} + update_t over time, resetting h to 0 at the beginning of each episode.
 
     Args:
-      decay, update: real or complex, `[T, B, N]`.
-      first: bool, `[T, B]`: h is reset before the step.
+      decay, update: coefficients of the recurrence, real or complex, `[T, B, N]`.
+      first: bool, `[T, B]`; where it is True, h is reset before the step.
       carry: h before the first time step, `[B, N]`.
 
     Returns:
-      h at every time step, `[T, B, N]`, and at the last, `[B, N]`.
+      h at every time step, `[T, B, N]`, and h at the last time step, `[B, N]`.
     """
     before = decay[0] * jnp.where(first[0, :, None], jnp.zeros_like(carry), carry)
     if decay.shape[0] == 1:  # acting
@@ -45,7 +45,7 @@ def linear_scan(decay: jax.Array, update: jax.Array, first: jax.Array, carry: ja
 
 @jax.custom_vjp
 def _states(decay: jax.Array, update: jax.Array) -> jax.Array:
-    """Return h_t = decay_t h_{t-1} + update_t, starting from h = 0, `[T, ...]`."""
+    """Return h_t = decay_t h_{t-1} + update_t for all t, `[T, ...]`, starting from h = 0."""
     return _scan(decay, update)
 
 
@@ -55,8 +55,8 @@ def _states_forward(decay, update):
 
 
 def _states_backward(saved, gradient):
-    # The gradient with respect to h_t is the same recurrence, backwards: one more scan, while a gradient through the
-    # scan's rounds would store every one of them.
+    # The gradient with respect to h_t is the same recurrence backwards in time, so it is computed by another scan.
+    # Differentiating the scan itself would store the results of all its rounds.
     decay, hidden = saved
     zero = jnp.zeros_like(hidden[:1])
     gradient = _scan(jnp.concatenate([decay[1:], zero]), gradient, reverse=True)
@@ -91,7 +91,7 @@ def _in_turn(decay, update, *, reverse):
 
 
 class _Stacked(nnx.Module):
-    """Layers with a linear recurrence each, over a linear layer if the inputs have another size."""
+    """Stacked layers with linear recurrences, after a linear layer if the inputs have another size than `width`."""
 
     def __init__(self, core: "MinGRU | LRU", inputs: int, rngs: nnx.Rngs):
         for name in ("width", "layers"):
@@ -107,7 +107,7 @@ class _Stacked(nnx.Module):
         return x, jnp.stack(carries, axis=1)
 
     def layer(self, i: int, x: jax.Array, first: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the outputs `[T, B, width]` of a layer, and its carry `[B, ...]` after the last time step."""
+        """Return the outputs `[T, B, width]` of layer `i`, and its carry `[B, ...]` after the last time step."""
         raise NotImplementedError
 
 
@@ -134,19 +134,20 @@ class _MinGRUModule(_Stacked):
 
 @dataclasses.dataclass(frozen=True)
 class MinGRU:
-    """Minimal gated recurrent unit (Feng et al., 2024, arXiv:2410.01201), in layers with a highway around each.
+    """Minimal gated recurrent unit (Feng et al., 2024, arXiv:2410.01201), in layers with highway connections.
 
     z, s = sigmoid(W x);  n = g(W x);  h' = (1 - z) h + z n;  y = s h' + (1 - s) x
 
-    Each W is a separate kernel. g(v) = v + 0.5 where v is positive, otherwise sigmoid(v), keeps h positive (the paper's
-    appendix B.3). The highway (Srivastava et al., 2015, arXiv:1505.00387), which allows stacking layers, and the lack
-    of other biases follow PufferLib since version 4. The parallel scan requires that the gates do not read h.
+    Each W is a separate kernel. The function g(v), which is v + 0.5 for positive v and sigmoid(v) otherwise, keeps h
+    positive (appendix B.3 of the paper). As in PufferLib since version 4, layers have highway connections (Srivastava
+    et al., 2015, arXiv:1505.00387), which allow stacking layers, and no biases except that of z. The gates do not read
+    h, because the parallel scan requires a linear recurrence.
 
     Args:
       width: size of the hidden state of each layer, and of the output.
       layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
-      update_bias: initial value of the learned bias of z; None: no bias, as in PufferLib. Initially, half of a state is
-        left after 38 steps at -4, and after one step at 0 or without a bias.
+      update_bias: initial value of the learned bias of z; None: no bias, as in PufferLib. Initially, a state decays to
+        half in 38 steps with a bias of -4, and in one step with a bias of 0 or none.
     """
 
     width: int = 128
@@ -167,14 +168,14 @@ class _LRULayer(nnx.Module):
     def __init__(self, core: "LRU", rngs: nnx.Rngs):
         width = core.width
         low, high = core.min_radius**2, core.max_radius**2
-        # Not 0, which has no logarithm.
+        # Above 0, because the logarithm is taken.
         radius, phase = jax.random.uniform(rngs.params(), (2, width), jnp.float32, 1e-6)
         radius_squared = low + radius * (high - low)
         self.log_nu = nnx.Param(jnp.log(-0.5 * jnp.log(radius_squared)))
         self.log_theta = nnx.Param(jnp.log(core.max_phase * phase))
         self.log_gamma = nnx.Param(0.5 * jnp.log(1.0 - radius_squared))
         self.norm = nnx.LayerNorm(width, rngs=rngs)
-        # Real and imaginary parts side by side.
+        # The kernels of the real and the imaginary parts are concatenated.
         self.input = Product(width, 2 * width, nnx.initializers.normal(math.sqrt(0.5 / width)), rngs)
         self.output = Product(2 * width, width, nnx.initializers.normal(math.sqrt(1.0 / width)), rngs)
         self.skip = nnx.Param(jax.random.normal(rngs.params(), (width,), jnp.float32))
@@ -193,11 +194,11 @@ class _LRULayer(nnx.Module):
 
 
 def _complex_scan(decay, update, first, carry):
-    """Return the result of `linear_scan` for complex numbers, as pairs of real and imaginary parts."""
+    """Apply `linear_scan` to complex numbers, which are passed and returned as pairs (real part, imaginary part)."""
     if len(update[0]) > 1:
         hidden, last = linear_scan(jax.lax.complex(*decay), jax.lax.complex(*update), first, jax.lax.complex(*carry))
         return [hidden.real, hidden.imag], [last.real, last.imag]
-    # Acting: without complex numbers, which ONNX does not support.
+    # A single step (acting) is computed without complex numbers, which ONNX does not support.
     real, imaginary = (jnp.where(first[..., None], jnp.zeros_like(part)[None], part[None]) for part in carry)
     hidden = [
         decay[0] * real - decay[1] * imaginary + update[0],
@@ -229,16 +230,17 @@ class LRU:
 
     u = layer_norm(x);  h' = lambda h + gamma B u;  v = gelu(Re(C h') + D u);  y = x + (W v + b) sigmoid(V v + c)
 
-    lambda = exp(-exp(nu) + i exp(theta)) is within the unit circle for all parameters, so that h stays bounded. gamma
-    is initially sqrt(1 - |lambda|^2), which gives h the scale of its inputs for any memory length; its logarithm is
-    learned, like nu and theta.
+    For all parameters, lambda = exp(-exp(nu) + i exp(theta)) is within the unit circle, so h stays bounded. Initially,
+    gamma is sqrt(1 - |lambda|^2), which gives h the scale of the inputs for any memory length. nu, theta and the
+    logarithm of gamma are learned.
 
     Args:
       width: size of the output, and number of complex states of each layer.
       layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
-      min_radius, max_radius: range of the initial |lambda|: a state of radius r halves in log(0.5) / log(r) steps, 7 at
-        0.9 and 693 at 0.999. The paper's first experiments use 0 and 1.
-      max_phase: maximum initial angle of lambda, in radians. Small angles remember sums, large ones oscillations.
+      min_radius, max_radius: range of the initial |lambda|. With |lambda| = r, a state decays to half in
+        log(0.5) / log(r) steps: 7 steps for 0.9, 693 for 0.999. The paper's first experiments use 0 and 1.
+      max_phase: maximum initial angle of lambda, in radians. States with small angles accumulate sums; states with
+        large angles oscillate.
     """
 
     width: int = 128

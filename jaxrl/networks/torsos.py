@@ -1,8 +1,9 @@
-"""Torsos: descriptions of modules that map observations to features.
+"""Torsos: configurations of modules that map observations to features.
 
-A torso is a frozen, hashable description. `build(space, rngs)` creates a `flax.nnx` module that maps observations with
-any number of leading axes to features `[..., features]`; its attribute `features` is their number. Observations become
-float32 inside: uint8 scaled to [0, 1], categorical integers one-hot, everything else cast.
+A torso is a frozen, hashable configuration. `build(space, rngs)` creates a `flax.nnx` module that maps observations
+with any number of leading axes to features `[..., features]`; the module's attribute `features` is the number of
+features. The module converts observations to float32: uint8 is scaled to [0, 1], categorical integers are one-hot
+encoded, and other arrays are cast.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from jaxrl.networks.two_hot import symlog
 
 
 class Encoder(Protocol):
-    """Module built by a torso: maps observations `[..., *shape]` to `[..., features]`."""
+    """Module built by a torso, which maps observations `[..., *shape]` to `[..., features]`."""
 
     @property
     def features(self) -> int: ...
@@ -40,10 +41,10 @@ class Encoder(Protocol):
 
 
 class Torso(Protocol):
-    """Description of a module that maps observations to features; frozen and hashable."""
+    """Frozen, hashable configuration of a module that maps observations to features."""
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        """Return a `flax.nnx` module.
+        """Create the `flax.nnx` module.
 
         Raises:
           ConfigError: the torso does not fit the space.
@@ -55,9 +56,9 @@ class Torso(Protocol):
 
 
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
-    """Convert to float32, with uint8 divided by the space's largest bound (255 for pixels), to the range [0, 1].
+    """Convert elements of a box to float32, scaling uint8 to [0, 1] by the space's largest bound (255 for pixels).
 
-    Values of another dtype than the space's uint8 are already normalized, and are only cast.
+    Elements of other dtypes are only cast; if the space is uint8, they have been normalized before.
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) * jnp.float32(1.0 / max(int(space.high.max(initial=1)), 1))
@@ -65,7 +66,7 @@ def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
 
 
 def flat_size(space: spaces.Space) -> int:
-    """Return the size of the vector that `flatten` returns for one element."""
+    """Return the size of the vector that `flatten` returns for an element of the space."""
     if isinstance(space, spaces.Composite):
         return sum(map(flat_size, spaces.leaves(space)))
     if isinstance(space, spaces.Discrete):
@@ -76,9 +77,9 @@ def flat_size(space: spaces.Space) -> int:
 
 
 def flatten(x: Any, space: spaces.Space) -> jax.Array:
-    """Return elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, categories one-hot.
+    """Convert elements `[..., *shape]` of a space to float32 vectors `[..., n]`.
 
-    The parts of a dictionary or a tuple are concatenated.
+    Boxes are flattened, categories are one-hot encoded, and the parts of a dictionary or a tuple are concatenated.
     """
     if isinstance(space, spaces.Composite):
         return jnp.concatenate([flatten(x[key], child) for key, child in space.items], axis=-1)
@@ -93,7 +94,7 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Divide each number of a box with bounds within (-1, 1) by the larger bound; return others unchanged."""
+    """Divide numbers of a box whose bounds are within (-1, 1) by their largest magnitude; leave others unchanged."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
     largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)
@@ -108,9 +109,10 @@ def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
 
 
 class FlatTorso(nnx.Module):
-    """Module that passes observations as vectors `[..., n]` through `layers`, which have an attribute `features`.
+    """Module that converts observations to vectors `[..., n]` and passes them to `layers`.
 
-    `stretch` and `symlog` are as in `MLP`, in this order.
+    `layers` has an attribute `features`, the size of its outputs. `stretch` and `symlog` are as in `MLP`, and are
+    applied in this order.
     """
 
     def __init__(self, space: spaces.Space, layers: Any, *, stretch: bool = False, symlog: bool = False):
@@ -128,10 +130,10 @@ class FlatTorso(nnx.Module):
 
 
 def vector_size(torso: Torso, space: spaces.Space) -> int:
-    """Return the size of the vectors that a torso of dense layers reads.
+    """Return the size of the vectors that a torso of dense layers reads from observations of `space`.
 
     Raises:
-      ConfigError: the torso cannot read the space.
+      ConfigError: the torso cannot read observations of this space.
     """
     name = type(torso).__name__
     if isinstance(space, spaces.Dict):
@@ -150,18 +152,18 @@ def vector_size(torso: Torso, space: spaces.Space) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class MLP:
-    """Dense layers; the observation is flattened first.
+    """Dense layers, applied to the flattened observation.
 
     Args:
-      widths: widths of the layers; without layers, the features are the observation itself.
+      widths: widths of the layers; without layers, the features are the flattened observation.
       activation: function after every layer, by name.
       normalization: normalization before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are always float32.
-      stretch: whether numbers of a bounded box whose magnitude stays below 1 are divided by their maximum magnitude,
-        since a new layer responds little to small inputs. Not for normalized observations.
-      symlog: whether each input x is replaced by sign(x) ln(1 + |x|), so that large inputs do not saturate the layers,
-        as in Dreamer (Hafner et al., 2023, arXiv:2301.04104). It needs no statistics, unlike `normalize_observation`.
+      stretch: whether to divide numbers of a bounded box whose magnitude stays below 1 by their maximum magnitude,
+        because newly initialized layers respond little to small inputs. Not for normalized observations.
+      symlog: whether to replace each input x by sign(x) ln(1 + |x|), so that large inputs do not saturate the layers,
+        as in Dreamer (Hafner et al., 2023, arXiv:2301.04104). Unlike `normalize_observation`, it needs no statistics.
     """
 
     widths: tuple[int, ...] = (64, 64)
@@ -181,19 +183,26 @@ class MLP:
 
 
 def has_images(space: spaces.Space) -> bool:
-    """Return whether a space contains images (height, width, channels), also in a dictionary."""
+    """Return whether a space is an image (height, width, channels), or a dictionary that contains one."""
     if isinstance(space, spaces.Dict):
         return any(has_images(child) for _, child in space.items)
     return isinstance(space, spaces.Box) and len(space.shape) == 3
 
 
 def has_grids(space: spaces.Space) -> bool:
-    """Return whether a space contains 10 x 10 images, as in MinAtar's games."""
+    """Return whether a space is a 10 x 10 image, as in MinAtar."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[:2] == (10, 10)
 
 
 def image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
-    """Return an image space, its height, width and channels, and whether the channels come first (as in EnvPool)."""
+    """Check that a space is an image; return it, (height, width, channels), and whether channels come first.
+
+    Channels come first in EnvPool, for example; they are the first axis if it is the shortest. `name` is the reader of
+    the image, for the error message.
+
+    Raises:
+      ConfigError: the space is not a box with three axes.
+    """
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         what = "a dictionary" if isinstance(space, spaces.Dict) else "a tuple"
         if not isinstance(space, spaces.Composite):
@@ -206,7 +215,7 @@ def image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, 
 
 
 class _ImageTorso(nnx.Module):
-    """Module that passes images as float32 `[N, H, W, C]` through `trunk`, then flattened through dense layers."""
+    """Module that passes images, as float32 `[N, H, W, C]`, to `trunk`, and its flattened outputs to dense layers."""
 
     def __init__(
         self,
@@ -217,7 +226,8 @@ class _ImageTorso(nnx.Module):
         normalization_name: str | None,
         spectral: bool = False,
     ):
-        # Batch normalization needs the whole batch, and a kernel's singular value is computed once.
+        # Do not process slices of the batch: batch normalization needs all images, and the power iteration of spectral
+        # normalization must run once per batch.
         self.whole = normalization_name in OVER_BATCH or spectral
         self.space = space
         self.channels_first = channels_first
@@ -240,7 +250,7 @@ class _ImageTorso(nnx.Module):
 
 
 class _ConvStack(nnx.Module):
-    """Convolutions, each followed by an optional normalization of its channels, and the activation."""
+    """Convolutions, each followed by an optional normalization of the channels and an activation."""
 
     def __init__(
         self,
@@ -261,8 +271,8 @@ class _ConvStack(nnx.Module):
             check_positive(f"{name}'s kernel", kernel)
             if min(height, width) < kernel:
                 raise ConfigError(
-                    f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1}, of "
-                    f"{kernel}x{kernel}, meets {height}x{width}; use MinAtarCNN, MLP or torso=None"
+                    f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1} has a "
+                    f"{kernel}x{kernel} kernel, but inputs of {height}x{width}; use MinAtarCNN, MLP or torso=None"
                 )
             setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs, dtype))
             if normalization_name is not None:
@@ -299,7 +309,7 @@ class MinAtarCNN:
     """One small convolution and a dense layer, for 10 x 10 images (Young and Tian, 2019, arXiv:1903.03176).
 
     Args:
-      filters, kernel: number of filters and kernel size of the convolution, of stride 1.
+      filters, kernel: number of filters and kernel size of the convolution, whose stride is 1.
       width: width of the dense layer.
       activation: function after both layers, by name.
       normalization: normalization before every activation, "layer" (over each pixel's channels, and over the dense
@@ -324,7 +334,7 @@ class NatureCNN:
     """Three convolutions and a dense layer (Mnih et al., 2015), for 84 x 84 images, channels first or last.
 
     Args:
-      filters: number of filters of the convolutions, whose kernels are 8, 4, 3 and strides 4, 2, 1.
+      filters: number of filters of each convolution; the kernel sizes are 8, 4, 3, and the strides 4, 2, 1.
       width: width of the dense layer.
       activation: function after every layer, by name.
       normalization: as in `MinAtarCNN`.
@@ -347,7 +357,7 @@ class ImpalaCNN:
     """Shallow network of IMPALA (Espeholt et al., 2018, figure 3 left), as in Mnih et al. (2013).
 
     Args:
-      filters: number of filters of the convolutions, whose kernels are 8, 4 and strides 4, 2.
+      filters: number of filters of each convolution; the kernel sizes are 8, 4, and the strides 4, 2.
       width: width of the dense layer.
       activation: function after every layer, by name.
       normalization: as in `MinAtarCNN`.
@@ -366,7 +376,7 @@ class ImpalaCNN:
 
 
 class _ResidualStack(nnx.Module):
-    """Convolution, pooling that halves the image, and two residual blocks, for each entry of `channels`."""
+    """Sections, one per entry of `channels`: a convolution, max pooling that halves the image, two residual blocks."""
 
     def __init__(self, torso: "ImpalaResNet", shape: tuple[int, int, int], rngs: nnx.Rngs):
         height, width, inputs = shape
@@ -408,9 +418,10 @@ class _ResidualStack(nnx.Module):
 
 
 def adaptive_max_pool(x: jax.Array, size: int) -> jax.Array:
-    """Return the maxima of `size` x `size` parts of images [N, H, W, C], which overlap by at most one pixel.
+    """Pool images [N, H, W, C] to [N, size, size, C] by the maxima of parts, which overlap by at most one pixel.
 
-    Part i contains the pixels from floor(i H / size) to ceil((i + 1) H / size); pixels of smaller images are repeated.
+    Part i consists of the pixels from floor(i H / size) to ceil((i + 1) H / size) - 1; in images smaller than `size`,
+    several parts contain the same pixel.
     """
     for axis in (1, 2):
         length = x.shape[axis]
@@ -425,12 +436,13 @@ class ImpalaResNet:
     """Deep residual network of IMPALA (Espeholt et al., 2018, figure 3 right), with ReLU activations.
 
     Args:
-      channels: number of channels of each section, which halves the image.
-      width: width of the dense layer; None: no dense layer, the features are the flattened pixels.
-      normalization: as in `MinAtarCNN`; in residual blocks, before their first activations.
+      channels: number of channels of each section; every section halves the image.
+      width: width of the dense layer; None: no dense layer, so that the features are the flattened outputs of the
+        convolutions.
+      normalization: as in `MinAtarCNN`; residual blocks also normalize their inputs, before the first activation.
       dtype: as in `MLP`.
       spectral: whether the kernels of residual blocks have a largest singular value of 1 (Miyato et al., 2018).
-      pool: final height and width of the images, by adaptive max pooling; None: no pooling.
+      pool: height and width to which adaptive max pooling reduces the final images; None: no adaptive pooling.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
@@ -465,10 +477,11 @@ class _DictModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DictEncoder:
-    """One encoder for each key of a dictionary observation, with their features concatenated in sorted order.
+    """Separate encoders for the keys of a dictionary observation; features are concatenated in sorted order of keys.
 
     Args:
-      encoders: a torso for every key of the space, or None for a key to ignore; stored as sorted `items`.
+      encoders: a dictionary with a torso for every key of the space, or None for a key to ignore; stored as sorted
+        `items`.
     """
 
     items: tuple[tuple[str, Torso | None], ...]
@@ -505,10 +518,11 @@ class DictEncoder:
 
 
 def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: B008  frozen
-    """Return the default torso of a space: `vectors` for vectors, a CNN for images by size, a `DictEncoder` of these.
+    """Return the default torso of a space.
 
-    Images of at least 36 x 36, its minimum, get `NatureCNN()`, and those of at least 3 x 3 `MinAtarCNN()`, both with
-    the normalization of `vectors`. Empty entries of a dictionary are ignored.
+    The torso is `NatureCNN()` for images of at least 36 x 36 pixels, the smallest that it supports; `MinAtarCNN()` for
+    images of at least 3 x 3; a `DictEncoder` of default torsos for dictionaries, whose empty entries are ignored; and
+    `vectors` for everything else. CNNs have the normalization of `vectors`.
     """
     if isinstance(space, spaces.Dict):
         return DictEncoder(

@@ -1,4 +1,4 @@
-"""GTrXL, the gated Transformer-XL: attention to previous steps, with a memory of fixed size as its carry."""
+"""GTrXL, the gated Transformer-XL: attention to previous time steps, with a memory of fixed size as the carry."""
 
 import dataclasses
 
@@ -16,19 +16,19 @@ _KERNEL = nnx.initializers.lecun_normal()
 
 
 def _positions(memory: int, width: int) -> np.ndarray:
-    """Return sinusoidal embeddings of the distances from `memory` steps down to 0, `[memory + 1, width]`."""
+    """Return sinusoidal embeddings `[memory + 1, width]` of the distances `memory`, ..., 1, 0 in time steps."""
     distance = np.arange(memory, -1, -1, dtype=np.float64)[:, None]
     frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)
     return np.concatenate([np.sin(distance * frequency), np.cos(distance * frequency)], axis=-1).astype(np.float32)
 
 
 def _filled(x: jax.Array, rows: int) -> jax.Array:
-    """Append rows of zeros."""
+    """Append `rows` rows of zeros."""
     return jnp.concatenate([x, jnp.zeros((rows, *x.shape[1:]), x.dtype)]) if rows else x
 
 
 class _Attention(nnx.Module):
-    """Attention of each step to itself and to the `memory` steps before it within its episode."""
+    """Attention of each time step to itself and to the previous `memory` time steps of the same episode."""
 
     def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
         width = core.width
@@ -41,19 +41,19 @@ class _Attention(nnx.Module):
         self.position_bias = nnx.Param(jnp.zeros((width,), jnp.float32))
 
     def __call__(self, context: jax.Array, earliest: jax.Array) -> jax.Array:
-        """Return outputs `[T, B, width]`.
+        """Return the outputs `[T, B, width]`.
 
         Args:
-          context: the memory and the T time steps, `[memory + T, B, width]`.
-          earliest: the first row of the context that a time step may attend to, int32, `[T, B]`.
+          context: the memory, followed by the T time steps, `[memory + T, B, width]`.
+          earliest: the first row of the context that each time step may attend to, int32, `[T, B]`.
         """
         memory, (length, batch) = self.core.memory, earliest.shape
         query = self.query(context[memory:])
         positions = self._heads(self.position(jnp.asarray(_positions(memory, self.core.width))))
         key, value = jnp.split(self.key_value(context), 2, axis=-1)
-        # A long sequence is divided into blocks as long as the memory, each of which attends to itself and the previous
-        # block. Scores are then computed for 2 * memory rows per step instead of all T. Padding of the last block is
-        # cut off.
+        # A long sequence is divided into blocks of `memory` steps, which attend to themselves and the previous block.
+        # So scores are computed for 2 * memory rows per step instead of all T. The last block is padded, and its
+        # padding is removed from the outputs.
         block = min(length, memory)
         blocks = -(-length // block)
         query, key, value, earliest = (_filled(x, blocks * block - length) for x in (query, key, value, earliest))
@@ -68,24 +68,24 @@ class _Attention(nnx.Module):
         return x.reshape((*x.shape[:-1], self.core.heads, -1))
 
     def _windows(self, x, blocks):
-        """Return each block's rows of the context, `[blocks, memory + block, B, width]`."""
+        """Return the rows of the context that each block attends to, `[blocks, memory + block, B, width]`."""
         if blocks == 1:
             return x[None]
         x = x.reshape((blocks + 1, self.core.memory, *x.shape[1:]))
         return jnp.concatenate([x[:-1], x[1:]], axis=1)
 
     def _attend(self, query, key, value, positions, earliest, first_row):
-        """Attend from the S steps of a block to the K = memory + S rows of its window, `[S, B, heads, size]`."""
+        """Attend from the S steps of a block to the K = memory + S rows of its window; return `[S, B, heads, size]`."""
         steps, width, rows = query.shape[0], query.shape[-1], key.shape[0]
         content, position = (
             self._heads(query + bias[...][None, None]) for bias in (self.content_bias, self.position_bias)
         )
         scores = jnp.einsum("sbhd,kbhd->bhsk", content, key)
         by_distance = jnp.einsum("sbhd,mhd->bhsm", position, positions)
-        # From distances to rows: step s is `memory` rows after row s, so its distances move by s to the right.
+        # Convert distances to rows: step s is at row s + memory, so its scores are shifted to the right by s.
         shape = by_distance.shape[:2]
         filled = jnp.concatenate([by_distance, jnp.zeros((*shape, steps, steps), by_distance.dtype)], axis=-1)
-        # Not by indexing, which becomes a gather if the batch size is symbolic.
+        # A slice, because indexing becomes a gather if the batch size is symbolic.
         by_row = jax.lax.slice_in_dim(filled.reshape((*shape, -1)), 0, steps * rows, axis=2)
         by_row = by_row.reshape((*shape, steps, rows))
         row, step = jnp.arange(rows, dtype=jnp.int32)[None], jnp.arange(steps, dtype=jnp.int32)[:, None]
@@ -97,7 +97,7 @@ class _Attention(nnx.Module):
 
 
 class _Gate(nnx.Module):
-    """Gate of a residual connection, like a GRU's: x if it is closed, as it mostly is initially."""
+    """GRU-like gate of a residual connection; initially, it is almost closed and returns about x."""
 
     def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
         width = core.width
@@ -155,7 +155,7 @@ class _GTrXLModule(nnx.Module):
     def __call__(self, x: jax.Array, first: jax.Array, carry: Carry) -> tuple[jax.Array, Carry]:
         size, memories = self.core.memory, []
         stored = jnp.moveaxis(jax.lax.stop_gradient(carry["memory"]), 0, 2)  # [layers, memory, B, width]
-        # Rows of the context are the memory, then the time steps. Rows before an episode's beginning are masked.
+        # Rows of the context are the memory, then the time steps. Rows before the beginning of an episode are masked.
         row = size + jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
         begins = jnp.where(first, row, 0)
         begins = begins if x.shape[0] == 1 else jax.lax.cummax(begins, axis=0)
@@ -170,18 +170,18 @@ class _GTrXLModule(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class GTrXL:
-    """Gated Transformer-XL (Parisotto et al., 2020, arXiv:1910.06764): attention to the last steps of the episode.
+    """Gated Transformer-XL (Parisotto et al., 2020, arXiv:1910.06764) with attention to the episode's last steps.
 
     y = gate(x, relu(attention(layer_norm([memory, x]))));  x' = gate(y, relu(mlp(layer_norm(y))))
     gate(x, y) = (1 - z) x + z tanh(W y + U (r x));  r = sigmoid(W y + U x);  z = sigmoid(W y + U x - bias)
 
     Attention uses the relative positions of Transformer-XL (Dai et al., 2019, arXiv:1901.02860). The carry is the
-    memory: each layer's inputs at the last `memory` steps, and how many of them belong to the episode. No gradient
-    passes through it. Within an unroll, gradients reach as far back as attention, `memory` steps in each layer. The mlp
-    has two dense layers with a ReLU between them.
+    memory: the inputs of each layer at the last `memory` steps, and the number of these steps that belong to the
+    episode. No gradient passes through the carry. Within an unroll, gradients reach as far back as attention: `memory`
+    steps per layer. The mlp has two dense layers with a ReLU between them.
 
     Args:
-      width: width of every layer and of the output; even, and a multiple of `heads`.
+      width: width of every layer and of the output; must be even and a multiple of `heads`.
       layers: number of stacked layers. A linear layer before them maps inputs of another size to `width`.
       heads: number of attention heads, each of size width / heads.
       memory: number of previous steps that a step attends to.

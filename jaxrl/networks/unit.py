@@ -1,8 +1,9 @@
-"""Layers whose weights have unit norm: initially, and after each gradient step, which ends with `project`.
+"""Layers whose weights have unit norm, initially and after each gradient step, which ends with `project`.
 
-Only the direction of a weight is learned, so a step turns it by an angle that does not shrink as training continues
-(Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such parameters by the names
-`unit_kernel`, and `unit_scale` with `unit_bias`; code that takes a gradient step needs no special case for them.
+Only the direction of a weight vector is learned, so a gradient step rotates the vector by an angle that does not shrink
+during training (Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such
+parameters by the names `unit_kernel`, and `unit_scale` with `unit_bias`, so code that takes gradient steps needs no
+special case.
 """
 
 import math
@@ -13,14 +14,14 @@ from flax import nnx
 
 from jaxrl.core.types import Params
 
-_LEAST = 1e-8  # of a norm, to avoid division by 0
+_LEAST = 1e-8  # lower bound of norms, to avoid division by 0
 
 
 def project(params: Params) -> Params:
-    """Return parameters with those of unit-norm layers rescaled to unit norm; others are unchanged.
+    """Rescale the parameters of unit-norm layers to unit norm; return other parameters unchanged.
 
-    Each column of a `unit_kernel` has norm 1. A `unit_scale` of d features has norm sqrt(d), together with `unit_bias`
-    if there is one.
+    Each column of a `unit_kernel` is rescaled to norm 1. A `unit_scale` of d features, concatenated with `unit_bias` if
+    there is one, is rescaled to norm sqrt(d).
     """
     if not isinstance(params, dict):
         return params
@@ -40,7 +41,7 @@ def _of_norm(norm: float, axis: int, *arrays: jax.Array) -> list[jax.Array]:
 
 
 class UnitDense(nnx.Module):
-    """Linear map of the last axis whose columns have unit norm, `[..., inputs]` to `[..., outputs]`."""
+    """Linear layer from `[..., inputs]` to `[..., outputs]`, whose kernel has columns of unit norm."""
 
     def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, bias: bool = False):
         kernel = nnx.initializers.orthogonal()(rngs.params(), (inputs, outputs), jnp.float32)
@@ -50,7 +51,7 @@ class UnitDense(nnx.Module):
             self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        rows = x.reshape((-1, x.shape[-1])) @ self.unit_kernel[...]  # two axes: see `layers.Dense`
+        rows = x.reshape((-1, x.shape[-1])) @ self.unit_kernel[...]  # merged leading axes: see `layers.Dense`
         rows = rows + self.bias[...][None] if self.biased else rows
         return rows.reshape((*x.shape[:-1], -1))
 
@@ -69,5 +70,5 @@ class UnitRMSNorm(nnx.Module):
 
 
 def unit_vectors(x: jax.Array) -> jax.Array:
-    """Return vectors `[..., n]` divided by their norms; 0 stays 0, with a gradient of 0."""
+    """Divide vectors `[..., n]` by their norms; zero vectors are unchanged and have a gradient of 0."""
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), _LEAST**2))

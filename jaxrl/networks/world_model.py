@@ -1,9 +1,10 @@
 """Networks of DreamerV3 (Hafner et al., 2025, arXiv:2301.04104): a recurrent state-space model and its heads.
 
-Sizes, layers and initialization are those of the published code (github.com/danijar/dreamerv3). A latent state has a
-deterministic part, from a gated recurrent unit with block-diagonal weights, and a stochastic part of sampled
-categorical variables. `WorldModel` contains the parts for acting: encoder, dynamics and policy. Parts used only in
-learning are separate: `WorldModel.predictions` of observations, rewards and continuation, and `WorldModel.critic`.
+Sizes, layers and initialization follow the published code (github.com/danijar/dreamerv3). A latent state has a
+deterministic part, computed by a gated recurrent unit with block-diagonal weights, and a stochastic part, which
+consists of sampled categorical variables. `WorldModel` contains the parts for acting: encoder, dynamics and policy. The
+parts that are used only for learning are separate networks: `WorldModel.predictions`, which predicts observations,
+rewards and continuation, and `WorldModel.critic`.
 """
 
 import dataclasses
@@ -27,18 +28,18 @@ from jaxrl.networks.torsos import FlatTorso, flat_size, flatten
 from jaxrl.networks.two_hot import TwoHot
 from jaxrl.networks.world_model_layers import ImageDecoder, ImageEncoder, Layer, Stack, is_image
 
-BINS = 255  # of rewards and values
+BINS = 255  # number of two-hot bins of rewards and values
 
 
 class LatentState(struct.PyTreeNode):
-    """State of the model, with any leading axes."""
+    """Latent state of the model, with any leading axes."""
 
     deter: jax.Array  # [..., deter]
-    stoch: jax.Array  # [..., stoch, classes], one-hot; 0 before an episode
+    stoch: jax.Array  # [..., stoch, classes], one-hot; all 0 before an episode
 
     @property
     def features(self) -> jax.Array:
-        """Return the vector `[..., deter + stoch * classes]` that heads read."""
+        """Return the vector `[..., deter + stoch * classes]`, which is the input of the heads."""
         return jnp.concatenate([self.deter, self.stoch.reshape((*self.deter.shape[:-1], -1))], axis=-1)
 
 
@@ -50,39 +51,39 @@ class LatentCarry(struct.PyTreeNode):
 
 
 class Observed(struct.PyTreeNode):
-    """States of time steps `[T, B]`, with the distributions of their stochastic parts."""
+    """Latent states at time steps `[T, B]`, with the distributions of the stochastic parts."""
 
     states: LatentState
     posterior: Categorical  # [T, B, stoch], given the observation
-    prior: Categorical  # [T, B, stoch], predicted without it
+    prior: Categorical  # [T, B, stoch], predicted without the observation
 
 
 class Outcome(struct.PyTreeNode):
-    """Reward and continuation of a state, with any leading axes."""
+    """Predicted reward and continuation of a state, with any leading axes."""
 
     reward: TwoHot
-    continues: jax.Array  # logits of continuation
+    continues: jax.Array  # logits of the episode continuing
     negative: jax.Array | None  # logits of a negative discount; None if the environment has no discounts
 
     @property
     def discount(self) -> jax.Array:
-        """Return the expected discount of the following steps, `[...]` from -1 to 1."""
+        """Return the expected discount of the following steps, `[...]`, between -1 and 1."""
         goes_on = jax.nn.sigmoid(self.continues)
         return goes_on if self.negative is None else goes_on * -jnp.tanh(0.5 * self.negative)
 
 
 class Predictions(struct.PyTreeNode):
-    """Predictions of a state's time step, with any leading axes."""
+    """Predictions for the time step of a state, with any leading axes."""
 
-    observation: list[jax.Array]  # per array of an observation: an image, symlog of the flat vector, or logits
+    observation: list[jax.Array]  # for each array of an observation: an image, symlog of the flat vector, or logits
     outcome: Outcome
 
 
 class _Called(Network):
-    """Network without model state, of whose module one part is called at a time."""
+    """Network without model state, whose module has parts that are called separately."""
 
     def call[Output](self, params: Params, spec: EnvSpec, function: Callable[[Any], Output]) -> Output:
-        """Call `function` with the module with these parameters, and return its result."""
+        """Return `function(module)` for the module with these parameters."""
         return run_module(self, params, (), spec, function, train=True)[0]
 
 
@@ -90,18 +91,19 @@ class _Called(Network):
 class WorldModel(_Called):
     """Encoder, recurrent state-space model, and a policy that reads its states.
 
-    The defaults are the published model of 1M parameters, small enough for two CPU cores.
+    The defaults are those of the published model with 1M parameters, which is small enough for two CPU cores.
 
     Args:
-      deter: width of the recurrent unit, the deterministic part of a state.
-      stoch: number of categorical variables, the stochastic part of a state.
-      classes: values that each of these variables can take.
+      deter: width of the recurrent unit, which is the deterministic part of a state.
+      stoch: number of categorical variables, which are the stochastic part of a state.
+      classes: number of classes of each categorical variable.
       hidden: width of the layers within the dynamics.
       units: width of the layers of encoder, decoder and heads.
-      depth: base number of channels for images.
+      depth: base number of channels for images, which `multipliers` multiply.
       blocks: number of diagonal blocks of the recurrent unit's weights; 1: dense.
       layers: number of layers of encoder, decoder, policy and critic; reward and continuation heads have one.
-      multipliers: multipliers of the channels after each halving of an image, until its size is at most 4.
+      multipliers: multipliers of `depth` after each halving of an image; images are halved until their size is at most
+        4.
       kernel: height and width of convolutions.
       uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
       min_std: minimum standard deviation of continuous actions, in units of half their range.
@@ -127,24 +129,24 @@ class WorldModel(_Called):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Return the channels of an image after each halving."""
+        """Return the number of channels after each halving of an image."""
         return tuple(self.depth * multiplier for multiplier in self.multipliers)
 
     @property
     def predictions(self) -> "ModelPart":
-        """Return the decoder and the heads of rewards and continuation."""
+        """Return the network of the decoder and the heads for reward and continuation."""
         return ModelPart(self, PredictionModule)
 
     @property
     def critic(self) -> "ModelPart":
-        """Return the critic, from features to `TwoHot` values."""
+        """Return the critic, a network that maps features to `TwoHot` values."""
         return ModelPart(self, CriticModule)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return ModelModule(self, spec, rngs)
 
     def initial_carry(self, spec: EnvSpec) -> LatentCarry:
-        """Return the initial state of an episode."""
+        """Return the carry before the first step of an episode."""
         return LatentCarry(jnp.zeros((self.deter,), jnp.float32), jnp.full((self.stoch,), -1, jnp.int32))
 
     def apply(
@@ -158,9 +160,9 @@ class WorldModel(_Called):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Distribution, Carry, ModelState]:
-        """Return the policy's distribution for time steps `[T, B, ...]`; see `types.Network`.
+        """Return the policy's distribution for inputs `[T, B, ...]`, the next carry and the model state.
 
-        Latents are sampled with `key`; without one they are the most likely.
+        Latents are sampled with `key`; without a key, they are the most likely classes. See `types.Network`.
         """
         rows = jax.tree.leaves(inputs.observation)[0].shape[0]
         noise = None if key is None else latent_noise(key, (rows, self.stoch))
@@ -174,7 +176,7 @@ class WorldModel(_Called):
 
 @dataclasses.dataclass(frozen=True)
 class ModelPart(_Called):
-    """Part of the model that is not needed for acting."""
+    """Network of a part of the model that is not needed for acting."""
 
     network: WorldModel
     module: Callable[[WorldModel, EnvSpec, nnx.Rngs], nnx.Module]
@@ -184,12 +186,12 @@ class ModelPart(_Called):
 
 
 def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sample uniform numbers `[shape[0], ..., B, shape[-1]]` with keys `[B]`, for sampling latents."""
+    """Sample the uniform numbers for latents with keys `[B]`; `B` is inserted before the last axis of `shape`."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32), out_axes=-2)(keys)
 
 
 def action_vector(action: PyTree, space: spaces.Space) -> jax.Array:
-    """Return actions as vectors `[..., n]`: one-hot, and boxes in units of half their range, within [-1, 1]."""
+    """Convert actions to vectors `[..., n]`: discrete actions are one-hot encoded, boxes are rescaled to [-1, 1]."""
     parts = zip(jax.tree.leaves(action), spaces.leaves(space), strict=True)
     flat = [
         jnp.clip(to_unit(x, leaf), -1.0, 1.0) if isinstance(leaf, spaces.Box) else flatten(x, leaf) for x, leaf in parts
@@ -201,7 +203,7 @@ def action_vector(action: PyTree, space: spaces.Space) -> jax.Array:
 
 
 def _taking(x: jax.Array) -> Callable[[int], jax.Array]:
-    """Return a function of a number n that returns the next n entries of the last axis of `x`."""
+    """Return a function `take(n)` that returns the next n entries of the last axis of `x` at each call."""
     start = 0
 
     def take(size):
@@ -217,7 +219,7 @@ def _features(network: WorldModel) -> int:
 
 
 class ModelModule(nnx.Module):
-    """Encoder, dynamics and policy."""
+    """Module of a `WorldModel`: encoder, dynamics and policy."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
         for name in ("deter", "stoch", "classes", "hidden", "units", "depth", "blocks", "layers", "multipliers"):
@@ -253,7 +255,7 @@ class ModelModule(nnx.Module):
         return list(spaces.leaves(self.spec.action_space))
 
     def encode(self, observation: PyTree) -> jax.Array:
-        """Return the posterior's inputs from observations `[..., *shape]`."""
+        """Encode observations `[..., *shape]` as inputs of the posterior."""
         leaves = spaces.leaves(self.spec.observation_space)
         pairs = list(zip(jax.tree.leaves(observation), leaves, strict=True))
         encoded = [getattr(self, f"image_{i}")(x) for i, (x, leaf) in enumerate(pairs) if is_image(leaf)]
@@ -264,15 +266,15 @@ class ModelModule(nnx.Module):
     def observe(
         self, inputs: NetworkInputs, carry: LatentCarry, noise: jax.Array | None
     ) -> tuple[Observed, LatentCarry]:
-        """Unroll the model over time steps whose observations are known.
+        """Unroll the model over time steps with known observations.
 
         Args:
-          inputs: leaves `[T, B, ...]`.
-          carry: `[B, ...]` before the first step; reset at episode beginnings.
-          noise: uniform numbers `[T, B, stoch]` for sampling latents; None: the most likely latents.
+          inputs: the inputs of the network, `[T, B, ...]`.
+          carry: the carry before the first step, `[B, ...]`; it is reset at the beginning of episodes.
+          noise: uniform numbers `[T, B, stoch]` for sampling latents; None: use the most likely latents.
 
         Returns:
-          The states, and the carry after the last time step.
+          The latent states with their distributions, and the carry after the last time step.
         """
         first = known(inputs, "first")
         encoded = self.encode(inputs.observation)
@@ -294,16 +296,19 @@ class ModelModule(nnx.Module):
         return Observed(states, posterior, self.prior(states.deter)), after
 
     def imagine(self, state: LatentState, action: PyTree, noise: jax.Array) -> LatentState:
-        """Return the next states `[N]` after states and actions `[N, ...]`, sampled with `noise` `[N, stoch]`."""
+        """Predict the next states from states and actions `[N, ...]`, without observations.
+
+        The stochastic parts are sampled with the uniform numbers `noise`, `[N, stoch]`.
+        """
         deter = self._recur(state, action_vector(action, self.spec.action_space))
         return LatentState(deter, self._draw(self.prior(deter), noise))
 
     def prior(self, deter: jax.Array) -> Categorical:
-        """Return the distribution `[..., stoch]` of the stochastic part, from the deterministic one `[..., deter]`."""
+        """Predict the distribution `[..., stoch]` of the stochastic part from the deterministic part `[..., deter]`."""
         return self._latents(self.prior_head(deter))
 
     def policy(self, features: jax.Array, mask: PyTree | None) -> Distribution:
-        """Return the distribution of actions, for features `[..., n]` and masks of allowed actions."""
+        """Return the distribution of actions for features `[..., n]` and a mask of allowed actions, or None."""
         low, high, uniform = self.network.min_std, self.network.max_std, self.network.uniform
         take = _taking(self.action(self.actor(features)))
 
@@ -322,11 +327,14 @@ class ModelModule(nnx.Module):
         return to_distribution(space, location, log_std, mask, continuous="tanh_mean")
 
     def legal_logits(self, features: jax.Array) -> jax.Array | None:
-        """Return the logit `[..., n]` of each discrete action being allowed; None if all are."""
+        """Return the logits `[..., n]` of each discrete action being allowed; None if the spec has no action masks."""
         return None if self.legal is None else self.legal(features)
 
     def likely_mask(self, features: jax.Array) -> PyTree | None:
-        """Return the mask of probably allowed actions, with an action's structure; None if all are allowed."""
+        """Return the mask of actions predicted to be allowed, in the structure of an action.
+
+        The mask is None if the spec has no action masks.
+        """
         if (logits := self.legal_logits(features)) is None:
             return None
         take = _taking(logits)
@@ -336,7 +344,11 @@ class ModelModule(nnx.Module):
         )
 
     def _recur(self, state: LatentState, action: jax.Array) -> jax.Array:
-        """Return the next deterministic part `[B, deter]`: every block reads its own part, and all other inputs."""
+        """Return the next deterministic part `[B, deter]`.
+
+        Each block of the weights reads its part of the deterministic state, and an embedding of the whole state and the
+        action.
+        """
         blocks, (rows, width) = self.network.blocks, state.deter.shape
         stoch = state.stoch.reshape((rows, -1))
         shared = jnp.concatenate([self.of_deter(state.deter), self.of_stoch(stoch), self.of_action(action)], axis=-1)
@@ -353,7 +365,7 @@ class ModelModule(nnx.Module):
         return Categorical(logits.reshape(shape)).mixed(self.network.uniform)
 
     def _draw(self, latents: Categorical, noise: jax.Array | None) -> jax.Array:
-        """Sample one-hot classes `[..., stoch, classes]`, with the gradient of their probabilities."""
+        """Sample one-hot classes `[..., stoch, classes]`, with straight-through gradients of the probabilities."""
         classes = latents.mode() if noise is None else latents.of_uniform(noise)
         probability = jnp.exp(latents.log_probs())
         one_hot = jax.nn.one_hot(classes, self.network.classes, dtype=probability.dtype)
@@ -361,7 +373,7 @@ class ModelModule(nnx.Module):
 
 
 class PredictionModule(nnx.Module):
-    """Decoder, and the reward and continuation heads."""
+    """Module of `WorldModel.predictions`: decoder, reward head and continuation head."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
         self.leaves = tuple(spaces.leaves(spec.observation_space))
@@ -390,13 +402,13 @@ class PredictionModule(nnx.Module):
         return Predictions(observation, self.outcome(states.features))
 
     def outcome(self, features: jax.Array) -> Outcome:
-        """Return the reward that arrived with a state, and the logits of continuing from there."""
+        """Predict the reward that arrived with a state, and the logits of the episode continuing after the state."""
         negative = None if self.negative is None else self.negative(features)[..., 0]
         return Outcome(TwoHot(self.reward(features)), self.continues(features)[..., 0], negative)
 
 
 class CriticModule(nnx.Module):
-    """Values of states as distributions."""
+    """Module of `WorldModel.critic`, which maps features of states to distributions of values."""
 
     def __init__(self, network: WorldModel, spec: EnvSpec, rngs: nnx.Rngs):
         self.value = Stack(_features(network), network.units, network.layers, BINS, rngs, scale=0.0)

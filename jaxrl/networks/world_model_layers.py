@@ -1,7 +1,7 @@
 """Layers of world models: dense and block-diagonal layers with RMS normalization and SiLU, and image layers.
 
-They follow the published code of DreamerV3 (github.com/danijar/dreamerv3), except for the orthogonal initialization of
-convolutions.
+The layers follow the published code of DreamerV3 (github.com/danijar/dreamerv3), except for the orthogonal
+initialization of convolutions.
 """
 
 import math
@@ -15,24 +15,27 @@ from jaxrl.core import spaces
 from jaxrl.networks.layers import conv
 from jaxrl.networks.torsos import image_space, to_float
 
-_EPSILON = 1e-4  # of normalizations
-_SMALLEST = 4  # height and width at which images are no longer halved
+_EPSILON = 1e-4  # epsilon of RMS normalizations
+_SMALLEST = 4  # images are halved only while height and width are above this size
 
 
 def is_image(space: spaces.Space) -> TypeGuard[spaces.Box]:
-    """Return whether an observation array is processed by convolutions: three axes, and bounds within 0 and 1."""
+    """Return whether arrays of a space are processed by convolutions.
+
+    The space must be a box with three axes, and have an unsigned integer dtype, dtype bool, or bounds within [0, 1].
+    """
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         return False
     return space.dtype.kind in "ub" or bool(space.bounded and (space.low >= 0).all() and (space.high <= 1).all())
 
 
 def image(x: jax.Array, space: spaces.Box) -> jax.Array:
-    """Return images `[..., *shape]` as float32 in [0, 1], channels last."""
+    """Convert images `[..., *shape]` to float32 in [0, 1] with channels last."""
     return jnp.moveaxis(to_float(x, space), -3, -1) if image_space("", space)[2] else to_float(x, space)
 
 
 class Layer(nnx.Module):
-    """Affine map of the last axis, block-diagonal with `blocks`; hidden layers have RMS normalization and SiLU."""
+    """Affine layer, with a block-diagonal kernel if `blocks` > 1, and with RMS normalization and SiLU if `hidden`."""
 
     def __init__(
         self, inputs: int, outputs: int, rngs: nnx.Rngs, *, blocks: int = 1, scale: float = 1.0, hidden: bool = True
@@ -54,7 +57,7 @@ class Layer(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Hidden layers, and an output layer if it has a size, with initial weights multiplied by `scale`."""
+    """Hidden layers, and an output layer if `outputs` is not None; `scale` multiplies its initial weights."""
 
     def __init__(self, inputs: int, units: int, depth: int, outputs: int | None, rngs: nnx.Rngs, scale: float = 1.0):
         self.depth = depth
@@ -70,7 +73,10 @@ class Stack(nnx.Module):
 
 
 def _shapes(space: spaces.Box, depths: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Return height, width and channels of an image, initially and after each halving to `depths` channels."""
+    """Return (height, width, channels) of an image, first the original ones and then those after each halving.
+
+    `depths` are the numbers of channels after each halving.
+    """
     shapes = [image_space("WorldModel", space)[1]]
     for depth in depths:
         height, width, _ = shapes[-1]
@@ -80,13 +86,13 @@ def _shapes(space: spaces.Box, depths: tuple[int, ...]) -> list[tuple[int, int, 
 
 
 class ImageEncoder(nnx.Module):
-    """Convolutions, each followed by max pooling that halves the image, to features `[..., features]`.
+    """Module that maps images to features `[..., features]`, with convolutions and max pooling that halves images.
 
     Args:
       space: the image space.
-      depths: channels after each halving.
-      kernel: height and width of convolutions.
-      rngs: for the initial parameters.
+      depths: number of channels after each halving.
+      kernel: height and width of the kernels.
+      rngs: random number generators for the initial parameters.
     """
 
     def __init__(self, space: spaces.Box, depths: tuple[int, ...], kernel: int, rngs: nnx.Rngs):
@@ -107,12 +113,13 @@ class ImageEncoder(nnx.Module):
 
 
 class ImageDecoder(nnx.Module):
-    """Mirror of the encoder, from both parts of a state to images `[..., height, width, channels]` in [0, 1].
+    """Module that maps states to images `[..., height, width, channels]` in [0, 1], mirroring the encoder.
 
     Args:
-      deter, latents: sizes of a state's parts.
-      units: half the width of the layer that reads the latents.
-      blocks: number of blocks of the weights that read the deterministic part, if the channels are divisible.
+      deter, latents: sizes of the deterministic and the stochastic part of a state.
+      units: half the width of the layer that reads the stochastic part.
+      blocks: number of blocks of the weights that read the deterministic part; 1 is used if the number of channels is
+        not divisible by it.
       space, depths, kernel, rngs: as in `ImageEncoder`.
     """
 
@@ -139,7 +146,7 @@ class ImageDecoder(nnx.Module):
                 setattr(self, f"norm_{i}", nnx.RMSNorm(outputs, epsilon=_EPSILON, rngs=rngs))
 
     def __call__(self, deter: jax.Array, stoch: jax.Array) -> jax.Array:
-        """Return the images of states `[..., deter]` and `[..., latents]`."""
+        """Return the images of states with parts `[..., deter]` and `[..., latents]`."""
         leading, (height, width, channels) = deter.shape[:-1], self.shapes[-1]
         deter, stoch = (x.reshape((math.prod(leading), x.shape[-1])) for x in (deter, stoch))
         blocks = self.of_deter(deter).reshape((-1, self.blocks, height, width, channels // self.blocks))
