@@ -99,11 +99,10 @@ class WorldModel(_Called):
       classes: number of classes of each categorical variable.
       hidden: width of the layers within the dynamics.
       units: width of the layers of encoder, decoder and heads.
-      depth: base number of channels for images, which `multipliers` multiply.
+      depth: base number of channels for images.
       blocks: number of diagonal blocks of the recurrent unit's weights; 1: dense.
       layers: number of layers of encoder, decoder, policy and critic; reward and continuation heads have one.
-      multipliers: multipliers of `depth` after each halving of an image; images are halved until their size is at most
-        4.
+      multipliers: multipliers of the channels after each halving of an image, until its size is at most 4.
       kernel: height and width of convolutions.
       uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
       min_std: minimum standard deviation of continuous actions, in units of half their range.

@@ -244,7 +244,7 @@ def test_hidden_entries_are_left_out():
 
 
 def test_frame_stack_refuses_what_it_cannot_stack():
-    with pytest.raises(ConfigError, match="of a Box"):
+    with pytest.raises(ConfigError, match="must be a Box"):
         _ = FrameStack(Mixed()).observation_space
 
 
@@ -290,7 +290,7 @@ def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
         ((TimeLimit,), "wrapper TimeLimit cannot be put around gymnax:CartPole-v1"),
         ((lambda env: None,), "returned None for gymnax:CartPole-v1"),
         ((RescaleAction,), "RescaleAction needs an action space of real numbers"),
-        ((partial(Hide, entries=(7,)),), "name some of 0 to 3"),
+        ((partial(Hide, entries=(7,)),), "use distinct indices from 0 to 3"),
     ):
         with pytest.raises(ConfigError, match=message):
             jaxrl.make("gymnax:CartPole-v1", wrappers=wrappers)

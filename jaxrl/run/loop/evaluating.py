@@ -83,7 +83,7 @@ class Evaluations:
 
     @property
     def are_compiled_before(self) -> bool:
-        """Whether the first evaluation can be compiled in advance with `compile`."""
+        """True if the first evaluation can be compiled in advance with `compile`."""
         return isinstance(self.env, Environment) and not self.in_thread
 
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
