@@ -470,7 +470,7 @@ class MemoryFields(StorageFields):
         return Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
 
     def steps_per_update(self, num_envs: int) -> int:
-        """Return the steps per environment for one update; if recurrent, by default a quarter of a sequence."""
+        """Return the steps per environment for one update; recurrent networks default to a quarter of a sequence."""
         if self.rollout_length is None and self.recurrent:
             return max(self.sequence_length // 4, 1)
         return super().steps_per_update(num_envs)

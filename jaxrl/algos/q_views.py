@@ -140,7 +140,7 @@ class Sequences(struct.PyTreeNode):
 
 
 class StepsWithin(struct.PyTreeNode):
-    """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
+    """Transitions of up to n steps, one per row of the sequences after the burn-in; N = L * batch, with L rows each."""
 
     action: PyTree  # [N, ...]
     rewards: jax.Array  # [N, n], not discounted, 0 after the end of an episode

@@ -54,7 +54,7 @@ class Packing:
         leaves = self.structure.flatten_up_to(tree)
         packed = {number for numbers in self.groups.values() for number in numbers}
         changed = [
-            f"{path} was {aval.dtype}{list(aval.shape)} and is {leaves[n].dtype}{list(leaves[n].shape)}"
+            f"{path} was {aval.dtype}{list(aval.shape)} but is now {leaves[n].dtype}{list(leaves[n].shape)}"
             for n, (path, aval) in enumerate(self.avals)
             if n in packed and (leaves[n].shape, leaves[n].dtype) != (aval.shape, aval.dtype)
         ]

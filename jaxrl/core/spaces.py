@@ -295,9 +295,9 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and largest numbers of `dtype` within bounds; the first is above the second if there is none.
+    """Return the smallest and largest numbers of `dtype` in [low, high]; if there are none, smallest > largest.
 
-    Numbers of float32 that XLA treats as 0 are excluded.
+    Float32 numbers that XLA treats as 0 are excluded.
     """
     if low.dtype == dtype:
         return low, high

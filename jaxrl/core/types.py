@@ -241,7 +241,7 @@ class HostRecipe(HasSpaces, Protocol):
 
 @runtime_checkable
 class NativeRecipe(HostRecipe, Protocol):
-    """Recipe that has the environment's native spaces, which may differ from jaxrl's in types and first integers."""
+    """Recipe with the environment's native spaces, whose dtypes and `start` of integers may differ from jaxrl's."""
 
     @property
     def native(self) -> NativeSpaces | None:

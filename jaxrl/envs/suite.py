@@ -261,7 +261,7 @@ class SuiteEnv(struct.PyTreeNode):
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return one error line per problem with numbers that were just replaced (`envs.parameters`)."""
+        """Return one error line for each problem with the parameters in `changed`, which are set already."""
         return [*self.contradictions(changed), *self.ineffective(changed)]
 
     @property

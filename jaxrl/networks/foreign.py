@@ -58,13 +58,13 @@ class Library(Protocol):
 class ForeignNetwork(Encoder):
     """Network that wraps a user's module; created by `from_nnx`, `from_linen` and `from_equinox`.
 
-    Parameters are a dict with the single key "policy", also if the module returns values.
+    Parameters are a dict with the single key "policy", even if the module also returns values.
 
     Args:
       library: interface for creating and calling the module.
       outputs: kind of the module's outputs, "actor_critic" or "q".
-      carry: for recurrent modules, a function without arguments that returns the initial carry without a batch axis;
-        None for feed-forward modules.
+      carry: for recurrent modules, a function that takes no arguments and returns the initial carry, without a batch
+        axis; None for feed-forward modules.
       continuous: distribution over a `Box`: "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a
         Gaussian with only its mean squashed).
     """

@@ -349,7 +349,7 @@ class DenseStack(nnx.Module):
 
 
 class DeepHead(nnx.Module):
-    """Dense layers followed by an output layer or a head, which can have further arguments."""
+    """Dense layers followed by an output layer or a head, which receives any further arguments."""
 
     def __init__(self, hidden: DenseStack, output: nnx.Module):
         self.hidden = hidden

@@ -40,14 +40,14 @@ class Lineage:
     winner: int
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
-        """Return the index of a member's ancestor in each interval, shape (points,); None: the winner's ancestors."""
+        """Return the index of a member's ancestor in each interval, shape (points,); by default, the winner's ancestors."""
         found = [self.winner if member is None else member]
         for parents in self.parents[-2::-1]:
             found.append(int(parents[found[-1]]))
         return np.asarray(found[::-1])
 
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
-        """Return the values of a hyperparameter over a member's ancestors as a schedule; None: the winner's ancestors.
+        """Return the values of a hyperparameter over a member's ancestors as a schedule; by default, the winner's.
 
         In a run with the same number of iterations, the schedule has the ancestors' value in each iteration.
         """

@@ -73,7 +73,7 @@ class Callback(Protocol):
         ...
 
     def __call__(self, moment: Moment) -> Decision | bool | None:
-        """Return a `Decision`, None or True to continue, or False to stop the run at this step."""
+        """Return None or True to continue, False to stop the run at this step, or a `Decision`."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -179,7 +179,7 @@ def test_actions_are_counted_from_the_specs_lowest():
     ("fault", "words"),
     [
         ("raise", "out of cheese"),
-        ("first", "began another episode, and the last one had no end"),
+        ("first", "began another episode before StepType.LAST"),
         ("zero", "its discount is 0 within an episode"),
         ("none", "its discount must be a number from 0 to 1, not None"),
         ("reward", "reward must be a number, not None"),

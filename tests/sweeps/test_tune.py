@@ -557,7 +557,7 @@ def test_a_process_that_is_lost_ends_its_trial_and_no_other(cluster, tmp_path):
 def test_where_ray_can_start_no_process_it_says_so(cluster):
     with (
         pytest.warns(RuntimeWarning, match="could not be started"),
-        pytest.raises(PeerError, match="(?s)started .*invalid literal"),
+        pytest.raises(PeerError, match="(?s)started: .*invalid literal"),
     ):
         side_by_side(study(), tunes.Unreadable(), 4, Actors(max_concurrent=2), 1, lambda *_: pytest.fail("tried"))
     with pytest.raises(ConfigError, match="cpus_per_run=64"):

@@ -327,7 +327,7 @@ class EnvPoolEnvironment:
 
 
 def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **parameters: Any) -> EnvPoolRecipe:
-    """Return the recipe of EnvPool's task `name` ("Pong-v5").
+    """Return the recipe of EnvPool's task `name`, such as "Pong-v5".
 
     Args:
       name: EnvPool's name of the task.
@@ -337,7 +337,8 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
         the preset's.
 
     Raises:
-      ConfigError: the name, preset or an option is unknown, or training cannot use the task; lists all wrong options.
+      ConfigError: the name, preset or an option is unknown, or the task cannot be used for training; the message
+        lists all invalid options.
     """
     where = f"envpool:{name}"
     if name not in _registered():

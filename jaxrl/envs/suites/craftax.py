@@ -122,7 +122,7 @@ def _module(name, part):
 
 @functools.cache
 def _renderer(name):
-    """Return Craftax's drawing module, changed to make the textures of each size at first use, without a pickle."""
+    """Return Craftax's drawing module, patched to create textures on first use instead of reading a pickle file."""
     renderer, textures = _module(name, "renderer"), _Textures(constants=_module(name, "constants"))
     renderer.load_all_textures = lambda: textures
     return renderer

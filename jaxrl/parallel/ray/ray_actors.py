@@ -232,7 +232,7 @@ class ActorPool:
         return answers
 
     def close(self) -> None:
-        """End the actors; may be called twice, also while another thread waits for them."""
+        """End the actors; may be called more than once, even while another thread waits for them."""
         self._closed = True
         for actor in self._actors:
             kill(self._ray, actor)
@@ -242,7 +242,7 @@ class ActorPool:
         return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
 
     def _answer(self, place, reference, patience):
-        """Return the answer, and the reason why the actor was lost, or ""."""
+        """Return the actor's answer and ""; if the actor was lost, None and the reason."""
         try:
             return self._ray.get(reference, timeout=max(patience, 0.0)), ""
         except self._ray.exceptions.GetTimeoutError:

@@ -125,7 +125,7 @@ class SebulbaLoop:
         return {"timestep": acting.timestep, "carry": acting.carry}
 
     def close(self) -> None:
-        """End the threads and close the environments; may be called at any time, and twice."""
+        """End the threads and close the environments; may be called at any time, and more than once."""
         threads, self._threads = self._threads, None
         collectors, self._collectors = self._collectors, []
         if threads is not None:
