@@ -48,7 +48,7 @@ def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajec
             raise unknown("extra field of the steps", name, rows.extras)
         for leaf in jax.tree.leaves(rows.extras[name]):
             if leaf.dtype.kind in "OSU":
-                raise ConfigError(f"the extra field {name!r} is text, which a batch cannot contain; remove it from extras=")
+                raise ConfigError(f"extras={name!r}: the field is text, which a batch cannot hold; remove it")
     return rows.replace(extras={name: rows.extras[name] for name in extras})
 
 

@@ -173,7 +173,7 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
     if metric in _NAMES:
         if any(run.rows for run in runs):
             return  # the figure notes that no episode has ended yet
-        raise ConfigError(f"{metric} cannot be plotted, because no metrics were written in {names}")
+        raise ConfigError(f"no value of {metric} in {names}: no metrics were written")
     raise unknown("metric", metric, known, f"those of {names}")
 
 

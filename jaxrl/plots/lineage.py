@@ -40,7 +40,7 @@ class Lineage:
     winner: int
 
     def ancestors(self, member: int | None = None) -> np.ndarray:
-        """Return the index of a member's ancestor in each interval, shape (points,); by default, the winner's ancestors."""
+        """Return the index of a member's ancestor in each interval, shape (points,); by default, the winner's."""
         found = [self.winner if member is None else member]
         for parents in self.parents[-2::-1]:
             found.append(int(parents[found[-1]]))
