@@ -102,6 +102,6 @@ def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_pat
 
 @pytest.mark.long
 def test_a_policy_of_other_parts_does_not_fit(trained):
-    with pytest.raises(ConfigError, match="action_space .*on Dict"):
+    with pytest.raises(ConfigError, match="action_space .*trained on .* with Dict"):
         jaxrl.load(trained[0], env=jaxrl.make("probe:ActionReward", composite=True))
     assert jaxrl.make(HOST).action_space != COMPOSITE

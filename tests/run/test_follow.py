@@ -105,7 +105,7 @@ def test_it_waits_for_a_run_to_begin(tmp_path, run_dir, monkeypatch):
     with pytest.raises(Waited):
         next(follow(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(RunDirectoryError, match="holds a list"):
+    with pytest.raises(RunDirectoryError, match="contains a list"):
         next(follow(tmp_path))
 
 
