@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import array_like
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, unread
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, foreign_rules, unread
 
 
 class PhysicsState(struct.PyTreeNode):
@@ -104,7 +104,8 @@ def part(system: Any, path: str) -> Any:
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
     """Return why changing a part of the physical system is impossible or has no effect; "" if it has an effect."""
-    env = cls.default(key)
+    with foreign_rules():
+        env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))
         useless = unread(lambda values: env.replace(system=values), {path: value})
