@@ -65,7 +65,7 @@ def test_a_policy_goes_to_a_hub_and_comes_back(folder):
         assert "notes.txt" not in repositories["somebody/cartpole"], "only what a policy consists of is pushed"
     said = done.stdout.splitlines()
     assert stand_in.COMMIT in said[0] and said[1] == "pulled"
-    assert "'somebody/absent' cannot be downloaded: " in said[2] and "is not a jaxrl policy" in said[3]
+    assert "'somebody/absent' cannot be downloaded: " in said[2] and "does not contain a jaxrl policy" in said[3]
     assert "'not a name' cannot be downloaded: " in said[4] and len(said) == 5
     assert {path.name for path in (root / "pulled").iterdir()} == {"README.md", "config.json", policy_folder.MODEL}
     assert {path.name for path in root.iterdir()} <= {"policy", "pulled", "home"}
