@@ -129,11 +129,6 @@ def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> 
     return [] if what is None else [f"{name}={value!r:.80} {what}"]
 
 
-def amount_problems(**amounts: float) -> list[str]:
-    """Return one line per named number that is negative or not finite: `cpus_per_run=0.5`."""
-    return [what for name, amount in amounts.items() for what in number_problems(name, amount, {"low": 0})]
-
-
 def seed_problems(name: str, seed: object) -> list[str]:
     """Return why `seed`, the argument `name`, is not a valid seed; empty if it is."""
     try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import jaxrl
 from jaxrl.algos.base import field_problems
 from jaxrl.algos.optimizers import Adam, Muon
-from jaxrl.core.limits import amount_problems, problem
+from jaxrl.core.limits import number_problems, problem
 from jaxrl.core.schedules import Cosine, Exponential, Linear, PiecewiseConstant, schedule_problems
 
 
@@ -34,7 +34,7 @@ def test_what_overflows_or_underflows_is_refused_by_name(number):
         ("DQN.v_max", field_problems(jaxrl.DQN(v_max=number))),
         ("PPO.value_learning_rate.end", schedule_problems("PPO.value_learning_rate", Linear(1.0, number))),
         ("PPO.entropy_cost", schedule_problems("PPO.entropy_cost", PiecewiseConstant((1.0, number), (0.5,)))),
-        ("cpus_per_run", amount_problems(cpus_per_run=abs(number))),
+        ("cpus_per_run", number_problems("cpus_per_run", abs(number), {"low": 0})),
     ):
         [found] = [problem for problem in problems if "has no effect" not in problem]
         assert found.startswith(label)
