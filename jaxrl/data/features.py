@@ -1,4 +1,4 @@
-"""The fields of an RLDS dataset, and the encoding of each field in the records, in TFDS's terms."""
+"""The fields of an RLDS dataset, and TFDS's encoding of each field in the records."""
 
 import contextlib
 import dataclasses

@@ -77,7 +77,7 @@ class RowReader:
             if episode.length != self._lengths[index]:
                 raise DatasetError(
                     f"episode {index} has {episode.length:,} transitions, but had {self._lengths[index]:,} "
-                    "before; the function of map must return the same length at every call"
+                    "before; the function passed to map must return the same length at every call"
                 )
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
@@ -109,7 +109,7 @@ class Batches:
         self.items = int(counts.sum())
         if not self.items:
             what = "a transition" if sequence is None else f"a sequence of {sequence.rows} steps"
-            longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "there are none"
+            longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "the dataset is empty"
             raise ConfigError(f"none of {len(counts):,} episodes has {what}; {longest}")
         self._order = _Order(counts, seed, window)
         self._cache = _Cache(dataset, extras, cache_bytes, 0 if window is None else 2 * window)
@@ -204,7 +204,7 @@ class Batches:
 
 
 class _Order:
-    """The order of the endless stream of items: maps a position in the stream to (episode, item within the episode)."""
+    """A mapping from positions in the endless stream of shuffled items to pairs (episode, item within the episode)."""
 
     def __init__(self, counts, seed, window):
         self._counts, self._seed, self._window = counts, seed, window

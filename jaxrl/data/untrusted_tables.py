@@ -67,7 +67,7 @@ def _check_schema(schema) -> int:
         nonlocal seen
         seen += 1
         if depth > _DEEPEST or seen > _MOST_FIELDS:
-            raise ValueError(f"its columns are nested too deeply, or too many: {name!r:.80}")
+            raise ValueError(f"it has too many columns, or nests them too deeply: {name!r:.80}")
         if pa.types.is_struct(kind) and kind.num_fields:
             return sum(visit(kind.field(i).type, kind.field(i).name, depth + 1) for i in range(kind.num_fields))
         if pa.types.is_fixed_size_list(kind) and kind.list_size > 0:
