@@ -41,7 +41,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     apart = [f"{option(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
     apart += ["--no-lockstep"] if run.get("lockstep") is False else []
     if apart and not one:
-        found.append(f"{', '.join(apart)} cannot be used with --launch and --distributed: processes run in lockstep")
+        found.append(f"{', '.join(apart)} cannot be used with several processes in lockstep (--launch, --distributed)")
     explicit = {name: run[name] for name in _EXPLICIT if run[name] is not None}
     if not explicit:
         return found

@@ -30,7 +30,7 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None = None) -> None:
-    """Check the headers of encoded images: their size is as expected, and all of them fit in memory together.
+    """Check from their headers that encoded images have the expected size and fit in memory together.
 
     Args:
       encoded: the contents of JPEG or PNG files.

@@ -89,7 +89,7 @@ class RowReader:
 
 
 class Batches:
-    """A function that returns batch number k of a `Loader`. Threads can share an instance; each process has a copy."""
+    """A callable that returns batch number k of a `Loader`. Threads can share an instance; each process has a copy."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _Order:
         return episodes[at], shuffled - first[at]
 
     def _epoch(self, epoch):
-        """Return the episodes in the epoch's order, the first item of each episode, and the first of each window."""
+        """Return the episodes in the epoch's order, and the first item of each episode and of each window."""
         found = self._epochs.get(epoch if self._window is not None else 0)
         if found is not None:
             return found

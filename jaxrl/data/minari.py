@@ -147,7 +147,7 @@ class MinariWriter(Writer):
         problems += [f"{line} in its space" for line in differences(found, self._expected)]
         for name, x in episode.extras.items():
             if self._longest is not None or isinstance(x, Mapping) or "/" in name:
-                problems.append(f"steps/{name}: Minari supports extra fields only in HDF5 files, and only unnested")
+                problems.append(f"steps/{name}: Minari supports extra fields only in HDF5 files and without nesting")
         for name, x in named_leaves({"steps": {"reward": episode.reward, **episode.extras}}).items():
             if x.dtype.name not in DTYPES or not x.dtype.isnative:
                 problems.append(_refused(name, x.dtype))

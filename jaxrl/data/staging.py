@@ -163,7 +163,7 @@ class Staging:
 
 
 def _claim(path: Path) -> tuple[Path, int]:
-    """Create or empty a directory and lock it against other processes; the lock is freed when the process ends.
+    """Create or empty a directory and lock it against other processes; the lock is released when the process ends.
 
     Returns:
       The directory, and the file descriptor of the lock.

@@ -196,7 +196,7 @@ OF_TWO = "--distributed --coordinator host:1 --num-processes 2 --process-id 0"
     ("line", "words"),
     [
         ("ppo --env gymnax:CartPole-v1 --distributed --gamma 2", ["PPO.gamma=2.0", "--total-steps"]),
-        (f"{HOST} {OF_TWO} --learner-batch 4", ["--learner-batch 4 cannot be used with --launch"]),
+        (f"{HOST} {OF_TWO} --learner-batch 4", ["--learner-batch 4 cannot be used with several processes"]),
         (f"{HOST} --launch processes:2 --error-buffer 512 --no-lockstep", ["512.0, --no-lockstep cannot be"]),
         (f"gail {HOST[7:]} {OF_TWO} --record-every 2", ["--record-every needs --record", "--dataset PATH"]),
         ("iql --dataset rlds:data --num-envs 2 --total-steps 8 --distributed", ["--num-envs 2 needs --env"]),
