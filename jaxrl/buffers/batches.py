@@ -1,4 +1,4 @@
-"""Operations on replay batches: exchange between devices, joining of parts, importance weights, and statistics."""
+"""Operations on replay batches: exchange between devices, concatenation, importance weights, and statistics."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0
 
 
 def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
-    """Apply `along(axis)` to the leaves of batches, where `axis` is the leaves' axis of items."""
+    """Map the function `along(axis)` over the leaves of batches, where `axis` is the leaves' item axis."""
     first = batches[0]
     if isinstance(first, TransitionBatch):
         return jax.tree.map(along(0), *batches)
@@ -26,7 +26,7 @@ def map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
 
 
 def everywhere(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """Return the entries [k] of all devices, concatenated in the order of the devices."""
+    """Return the arrays [k] of all devices, concatenated in device order."""
     whole = jnp.zeros(x.shape[0] * replicas.devices, x.dtype)
     start = jnp.asarray(replicas.first_shard, jnp.int32) * (x.shape[0] // replicas.shards)
     return _summed(replicas, jax.lax.dynamic_update_slice(whole, x, (start,)))
@@ -37,7 +37,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
     Args:
       batch: batch with one entry per draw; entries for items on other devices are ignored.
-      mine: bool [draws], whether this device has the item.
+      mine: bool [draws], True for items that are on this device.
       replicas: the devices.
     """
     if replicas.devices == 1:
@@ -57,7 +57,7 @@ def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
 
 
 def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
-    """Return the sum over devices of entries that are zero on all but one, bit for bit, including -0.0 and NaN."""
+    """Return the sum over devices of entries that are zero on all devices but one, exact even for -0.0 and NaN."""
     if x.dtype == jnp.bool_:
         return replicas.sum(x.astype(jnp.uint8)).astype(bool)
     words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -72,11 +72,11 @@ def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
 
 
 def drawn_statistics(idx: PyTree, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
-    """Return counts of inserts and draws, and means over the last batch: float32 scalars, over all devices.
+    """Return the numbers of inserts and draws, and means over the last batch, as float32 scalars over all devices.
 
     Args:
       idx: the index, with the counts `inserted` and `sampled`.
-      info: the batch's sampling statistics.
+      info: the batch's `sample_info`.
       source: the source of the batch.
       replicas: the devices.
     """
@@ -102,9 +102,9 @@ def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replic
     """Return the importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
 
     Args:
-      sampler: sampler with `beta` and `normalize`; "batch" divides by the largest weight.
+      sampler: the sampler, which has `beta` and `normalize`; "batch" divides the weights by the largest weight.
       items: N, the number of items on all devices, float32.
-      chance: P of each draw, float32 [...]; if nothing was drawn, P and the weight are 0.
+      chance: P, the probability of each draw, float32 [...]; draws that found no item have probability and weight 0.
       replicas: the devices over which the largest weight is computed.
     """
     beta = jnp.asarray(sampler.beta, jnp.float32)
@@ -137,7 +137,7 @@ def join(batches: list[Batch], shards: int) -> Batch:
 
 
 def _discounted(batch: Batch) -> bool:
-    """Return whether a batch has the environment's own discounts."""
+    """Return whether a batch contains discounts from the environment."""
     return batch.bootstrap.dtype != bool if isinstance(batch, TransitionBatch) else batch.rows.discount is not None
 
 

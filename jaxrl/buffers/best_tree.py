@@ -1,11 +1,11 @@
 """Tournament trees with a few wide levels, to find the best of many items without scanning all of them.
 
-Each entry of the lowest level is the position of the best of `FAN` items, each entry of the next level that of the best
-of `FAN` entries below. Items are not copied: `ranks` reads their sort keys from the caller's arrays. A write recomputes
-the blocks that it changed, from the lowest level up. Only the order of the ranks matters, so they may be ages, which
-all grow with time.
+Each entry of the lowest level is the position of the best of `FAN` items; each entry of a higher level is the best of
+`FAN` entries below. Items are not copied: `ranks` reads their sort keys from the caller's arrays. A write recomputes
+the blocks that it changed, from the lowest level up. Only the order of the ranks matters: ranks may be ages, which
+grow with time but keep their order.
 
-There is one tree per shard, all over the same number of positions; levels are `[trees, width]`.
+There is one tree per shard, and all trees have the same number of positions; levels have shape `[trees, width]`.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16
-TOP = 32  # maximum width of the last level, or of the items if there are no levels, which is scanned completely
+TOP = 32  # maximum width of the last level, which is scanned completely; up to this number of items, no levels
 
 Levels = tuple[jax.Array, ...]
 # `(trees, positions) -> (ranks, tie_breakers)`, all of the same shape. Trees and positions are int32. The largest rank

@@ -1,4 +1,4 @@
-"""Checks of an algorithm's replay sources, made before anything is allocated."""
+"""Checks of an algorithm's replay sources, which run before any memory is allocated."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from jaxrl.core.sources import Fifo, Remover, Replay, value_problems
 
 
 def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, shards: int) -> list[str]:
-    """Return the problems of replay sources, one line each; empty if all can be built.
+    """Return the problems with replay sources, one line each, or an empty list.
 
     Args:
       sources: replay sources by name.
@@ -35,7 +35,7 @@ def _problems(sources, name, num_envs, rollout, shards):
         return found
     stored = replay.storage(sources, name)
     if stored.capacity < source.min_size:
-        found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
+        found.append(f"capacity={stored.capacity} must be at least min_size={source.min_size}")
     if source.replay_memory == "host" and source.storage != "ring":
         found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
     if source.batch_size % shards:

@@ -1,7 +1,7 @@
 """Buffer of whole episodes: environments keep running, and a batch is complete once enough episodes have ended.
 
 Every environment writes its episode into a separate slot, rollout by rollout. A slot whose episode has ended waits for
-a batch, and the environment's next episode begins in a free slot. Nothing therefore waits for the longest episode, and
+a batch, and the environment's next episode begins in a free slot. So no environment waits for the longest episode, and
 all collected data is used, except episodes that are still running.
 """
 
@@ -22,7 +22,7 @@ _SHORT = 16  # assumed minimum length, in rows, of most episodes
 
 
 class EpisodeIndex(struct.PyTreeNode):
-    """The slots of the episodes, their order and lengths; leaves are sharded along their first axis."""
+    """Index of the episodes' slots, order and lengths; leaves are sharded along their first axis."""
 
     slot: jax.Array  # [num_envs] int32, the shard's slot that the environment writes to; -1: none
     position: jax.Array  # [num_envs] int32, the next row of the environment's episode
@@ -51,12 +51,12 @@ class EpisodeBuffer:
 
     @property
     def episodes(self) -> int:
-        """Return the number of episodes that each shard contributes to a batch."""
+        """The number of episodes that each shard contributes to a batch."""
         return self.source.count // self.shards
 
     @property
     def slots(self) -> int:
-        """Return the number of slots of a shard: for running, waiting, and newly finished episodes.
+        """The number of slots of a shard: for running, waiting, and newly finished episodes.
 
         The number of newly finished episodes per rollout assumes at least `_SHORT` rows per episode; some shorter ones
         are dropped. Episodes are also dropped if their lengths differ between shards: a batch waits for the shard with
@@ -66,12 +66,12 @@ class EpisodeBuffer:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the possible lengths of batches in rows, ascending: few, since the update is compiled for each."""
+        """The possible lengths of batches in rows, ascending; only a few, because the update is compiled for each."""
         most, unit = self.source.max_length, self.source.unit
         return tuple(sorted({-(-most // (part * unit)) * unit for part in _PARTS}))
 
     def problems(self) -> list[str]:
-        """Return the reasons why this source's batches cannot be built; empty if they can."""
+        """Return the problems with the source's settings, one line each, or an empty list."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
             return [f"whole_episodes={count} is not divisible by {self.shards} shards; use a multiple"]
@@ -80,7 +80,7 @@ class EpisodeBuffer:
         return []
 
     def init(self, rollout: Rollout) -> ReplayState:
-        """Return a state without episodes, over all devices; `rollout` has all environments, or their shapes."""
+        """Return an empty state over all devices; `rollout` has the arrays of all environments, or their shapes."""
         rows, slots = self.source.max_length + 1, self.shards * self.slots
 
         def room(x):
@@ -102,8 +102,8 @@ class EpisodeBuffer:
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """Store a rollout of this device's environments.
 
-        An episode longer than the source's `max_length` ends at that length, and its rest is dropped. An episode is
-        also dropped if no slot is free when it begins, or if its environment fails before its end.
+        An episode longer than the source's `max_length` ends at that length, and the rest of it is dropped. An episode
+        is also dropped if no slot is free when it begins, or if its environment fails before the episode ends.
         """
         index, first, last = state.index, rollout.timesteps.first[:-1], rollout.timesteps.last[:-1]
         time = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
@@ -178,7 +178,7 @@ class EpisodeBuffer:
         return state.replace(index=index), batch
 
     def cut_to_length[T](self, batch: Rollout, learn: Callable[[Rollout], T]) -> T:
-        """Call `learn` with the batch cut to the smallest of `lengths` that holds its longest episode."""
+        """Return `learn(batch)` for the batch cut to the smallest of `lengths` that fits its longest episode."""
         longest = self.replicas.max(jnp.max(jnp.sum(batch.rows.weight, axis=0, dtype=jnp.int32)))
 
         def of(length):
@@ -211,7 +211,7 @@ class EpisodeBuffer:
         return jnp.swapaxes(x.reshape(x.shape[0], self.replicas.shards, -1), 0, 1)
 
     def _ranked(self, flags):
-        """Return the rank of each row [T, B] marked by `flags` within its shard, from 0, by time, then environment."""
+        """Return the rank, from 0, of each row [T, B] marked by `flags` in its shard, by time, then environment."""
         marked = self._by_shard(flags.astype(jnp.int32))
         ranks = jnp.cumsum(marked.reshape(marked.shape[0], -1), axis=1, dtype=jnp.int32) - 1
         return jnp.swapaxes(ranks.reshape(marked.shape), 0, 1).reshape(flags.shape)

@@ -1,4 +1,4 @@
-"""Replays of existing rows, such as those of a dataset: filled once, then read-only."""
+"""Replay buffers of existing rows, such as those of a dataset; they are filled once and then read-only."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _ROOM = 2**31 - 1  # capacity in rows: no limit
 
 
 def source_of(source: Replay | Dataset) -> Replay:
-    """Return a source of the same items over existing rows, which lack insertion priorities and recurrent states.
+    """Return `source` adapted to existing rows, which have no insertion priorities and no recurrent states.
 
     Items are sampled by priority or uniformly. A sampler in insertion order or from a heap would return the same item
     every time, because items are never added or removed.
@@ -46,7 +46,7 @@ def source_of(source: Replay | Dataset) -> Replay:
 
 
 def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
-    """Return the numbers of extra rows before and after a column's own rows, so that items may begin at each row."""
+    """Return the numbers of rows to add before and after a column's rows, so that an item can begin at each row."""
     before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
     return before, max(source.lookahead for source in sources.values())
 
@@ -58,7 +58,7 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
       sources: sources by name, as returned by `source_of`.
       rows: rows with leaves [columns, slots, ...], including the margins.
       step: number of each row in its episode, int32 [columns, slots].
-      parts: the division of the transitions over the columns.
+      parts: the division of the transitions into columns.
     """
     slots = rows.reward.shape[1]
     made = {}
@@ -78,7 +78,7 @@ def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
 
 
 def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
-    """Return the index of a buffer over a full ring, in which all items can be sampled; a pure function.
+    """Return the index of a buffer over a full ring, in which all items can be sampled.
 
     Args:
       buffer: buffer of a source returned by `source_of`.

@@ -1,7 +1,7 @@
-"""Replay in flashbax's buffers: storage and sampling by flashbax, with jaxrl's rows and batches.
+"""Replay buffers that store and sample jaxrl's rows with flashbax.
 
-This replay is for comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report
-priorities, ages and times sampled, so these are constants. A new priority for an overwritten row is not dropped.
+They are meant for comparison, and for users of flashbax: `Replay(..., storage="flashbax")`. Flashbax does not report
+priorities, ages and sampling counts, so these are constants. A new priority for an overwritten row is not dropped.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Tra
 
 
 class FlashbaxIndex(struct.PyTreeNode):
-    """Part of a replay's state that sampling and new priorities change."""
+    """Part of a replay's state that sampling and priority updates change."""
 
     sums: PyTree  # flashbax's tree of sums, leaves [shards, ...]; () without priorities
-    sampled: Counter  # items drawn so far, over all devices
+    sampled: Counter  # items sampled so far, over all devices
     inserted: Counter  # rows stored so far, over all devices
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashbaxReplay:
-    """Replay of one-step transitions in `flashbax.make_flat_buffer`, or its prioritized form; one buffer per shard.
+    """Replay of one-step transitions in `flashbax.make_flat_buffer` or its prioritized version, one buffer per shard.
 
     The class implements `jaxrl.buffers.replay.Buffer`. Rows are stored unchanged; a row and the next one form a
     transition, whose weight is 0 if the row is an episode's last observation.
@@ -59,7 +59,7 @@ class FlashbaxReplay:
 
     @property
     def _flashbax(self) -> PyTree:
-        """Return the flashbax buffer of one shard."""
+        """The flashbax buffer of one shard."""
         columns, capacity = self.num_envs // self.shards, self.source.capacity // self.shards
         settings = {
             "max_length": capacity,
@@ -71,7 +71,7 @@ class FlashbaxReplay:
         with foreign() as flashbax:
             if isinstance(self.source.sampler, Uniform):
                 return flashbax.make_flat_buffer(**settings)
-            # The exponent may be traced, which flashbax does not allow: priorities are raised before they are stored.
+            # The exponent may be traced, which flashbax does not allow. So it is applied before priorities are stored.
             # Flashbax accepts only devices of this machine, but uses the device only to choose how priorities are
             # summed.
             made = flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device="cpu")
@@ -81,7 +81,7 @@ class FlashbaxReplay:
             return made.replace(add=add, set_priorities=set_priorities)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """Return an empty replay over all devices for rows like `rows` `[T, num_envs, ...]`, which may be shapes."""
+        """Return an empty replay over all devices for rows like `rows`, arrays or shapes `[T, num_envs, ...]`."""
         example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _stored(rows))
         with foreign():
             state = self._flashbax.init(example)
@@ -108,7 +108,7 @@ class FlashbaxReplay:
         return self._split(stored, state.index.replace(inserted=inserted))
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, TransitionBatch]:
-        """Sample this device's part of a batch, equally many items from every shard regardless of priorities."""
+        """Sample this device's part of a batch, with the same number of items from every shard."""
         shards, whole = self.replicas.shards, self._whole(state)
         shard = self.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
@@ -171,7 +171,7 @@ class FlashbaxReplay:
         }
 
     def _items(self, rows: PyTree) -> jax.Array:
-        """Return the number of transitions that a shard holds, float32; the same for all shards."""
+        """Return the number of transitions in a shard, float32; it is the same for all shards."""
         slots, columns = self.source.capacity // self.num_envs, self.num_envs // self.shards
         filled = jnp.where(rows.is_full[0], slots, rows.current_index[0])
         return (jnp.maximum(filled - 1, 0) * columns).astype(jnp.float32)
@@ -213,7 +213,7 @@ def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) ->
 
 
 def as_ring(state: ReplayState) -> Ring:
-    """Return the rows as a `Ring`, for reading."""
+    """Return the stored rows as a `Ring`, for reading."""
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state.ring.experience)
     (envs, slots), cursor = rows.reward.shape, state.ring.current_index[0]
     filled = jnp.where(state.ring.is_full[0], slots, cursor)
@@ -232,7 +232,7 @@ def template(rows: Trajectory, number: PyTree) -> ReplayState:
 
 @contextlib.contextmanager
 def foreign() -> Generator[ModuleType]:
-    """Import flashbax and run the body under the promotion rules that its code needs.
+    """Import flashbax and, within the context, apply the type promotion rules that it needs.
 
     Raises:
       MissingExtraError: flashbax is not installed.

@@ -9,7 +9,7 @@ from jaxrl.core.types import PyTree
 
 
 def newest(observation: PyTree, stack: FrameStack | None) -> PyTree:
-    """Return the newest frame of stacks `[T, B, ...]`, the one that is stored."""
+    """Return the newest frame of stacked observations `[T, B, ...]`; only this frame is stored."""
     if stack is None:
         return observation
 
@@ -59,7 +59,7 @@ def lookback(stack: FrameStack | None) -> int:
 
 
 def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
-    """Return why observations `[T, B, ...]` do not match the frame stack, one line per leaf; empty if they do."""
+    """Return the problems with observations `[T, B, ...]` that do not match the frame stack, one line per leaf."""
     if stack is None:
         return []
     found = []

@@ -1,8 +1,8 @@
-"""Indices over the rows of a ring: which rows begin an item, and the items' priorities and sampling counts.
+"""Indices over the rows of a ring: the rows at which items begin, and the items' priorities and sampling counts.
 
 Every logical shard of environments has a separate index, so that a batch does not depend on the number of devices.
 Random samplers draw items over all shards at once, in proportion to their weights (`draw_over_all`); other samplers
-draw an equal part of the batch from each shard. An item's position within its shard is `slot * columns + column`.
+take an equal part of the batch from each shard. An item's position within its shard is `slot * columns + column`.
 """
 
 import jax
@@ -21,18 +21,18 @@ _TINY = 1e-37
 class Index(struct.PyTreeNode):
     """A sampler's view of a ring; leaves have a leading shard axis unless noted."""
 
-    priority: jax.Array | None  # [shards, positions] float32, -1 without item; None if `dense`: draws check rows
-    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...] see `_put`; () if `dense`
+    priority: jax.Array | None  # [shards, positions] float32, -1 where no item begins; None if `dense`
+    levels: sum_tree.Levels | best_tree.Levels  # [shards, ...], see `_put`; () if `dense`
     removal: best_tree.Levels  # [shards, ...] tournament trees of the remover; () without a remover
-    touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was last set; None if unused
+    touched: jax.Array | None  # [shards, positions] int32, `updates` when the priority was set; None if unused
     times_sampled: jax.Array  # [shards, positions] int32
     drawable: jax.Array  # [shards] int32, number of items
     largest: jax.Array  # [shards] float32, the largest priority so far
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
     stamps: jax.Array  # [slots] int32: `updates` when the slot was written; no shard axis
     end: jax.Array | None  # int32, the slot after the last write, for a remover; no shard axis
-    updates: jax.Array  # int32, batches drawn so far; no shard axis
-    sampled: Counter  # items drawn so far, over all devices; no shard axis
+    updates: jax.Array  # int32, batches sampled so far; no shard axis
+    sampled: Counter  # items sampled so far, over all devices; no shard axis
     inserted: Counter  # rows stored so far, over all devices; no shard axis
 
 
@@ -48,7 +48,7 @@ def bounded(source: Replay) -> bool:
 
 
 def heap(source: Replay) -> bool:
-    """Return whether items are drawn in the order of their priorities."""
+    """Return whether items are sampled in the order of their priorities."""
     return isinstance(source.sampler, MinHeap | MaxHeap)
 
 
@@ -103,7 +103,7 @@ def partition(axis: str) -> Index:
 
 
 def by_shard(x: jax.Array, shards: int) -> jax.Array:
-    """Reorder entries of rows [slots, B] into positions of each shard, [shards, slots * columns]."""
+    """Reorder the entries of rows [slots, B] by shard and position, [shards, slots * columns]."""
     slots, envs = x.shape
     return jnp.moveaxis(x.reshape(slots, shards, envs // shards), 1, 0).reshape(shards, -1)
 
@@ -197,7 +197,7 @@ def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
         if index.end is not None and isinstance(rule, Fifo | Lifo):
             since = (index.end * (positions // slots) - 1 - position) % positions
         else:
-            assert index.touched is not None, "only stored for heaps"
+            assert index.touched is not None, "touched is only stored for heaps"
             since = index.updates - index.touched[tree, position]
         return samplers.rank(rule, index.priority[tree, position], since, since)
 
@@ -224,7 +224,7 @@ def draw(
 
     Returns:
       The index; positions int32 [shards, count]; the probability of each draw within its shard, 0 if the shard was
-      empty; and the items' priorities before the draw, which may have removed some items.
+      empty; and the items' priorities before the draw, which may remove items.
     """
     if samplers.by_chance(source.sampler) or heap(source):
         return _draw_in_turn(index, source, key, shard, count)
@@ -232,7 +232,7 @@ def draw(
 
 
 def _draw_in_order(index, source, count, newest):
-    """Draw a whole batch at once, in the order of insertion or its reverse."""
+    """Take a whole batch at once, in the order of insertion or its reverse."""
     most, slots, (shards, positions) = source.max_times_sampled, index.stamps.shape[0], index.times_sampled.shape
     here, items = jnp.arange(shards, dtype=jnp.int32), index.drawable[:, None]
     # One item after another; without a limit all draws return the same item.
@@ -264,7 +264,7 @@ def _draw_in_order(index, source, count, newest):
 
 
 def _draw_in_turn(index, source, key, shard, count):
-    """Draw items one after another, at random or from a heap."""
+    """Take items one after another, at random or from a heap."""
     (shards, positions), most = index.times_sampled.shape, source.max_times_sampled
     here, keys = jnp.arange(shards, dtype=jnp.int32), None
     if heap(source):
@@ -313,7 +313,7 @@ def _remove(index, source, tree, position):
 def draw_over_all(
     index: Index, key: jax.Array, count: int, shards: int, replicas: Replicas
 ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Draw a batch at random over the shards of all devices, and count the draws from the shards on this device.
+    """Sample a batch at random over the shards of all devices, and count the draws from the shards on this device.
 
     An item's probability is proportional to its weight; if all weights are 0, all items are equally likely. Every
     device makes all draws, and looks up the items of its own shards.
@@ -377,7 +377,7 @@ def draw_over_all(
 
 
 def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
-    """Count the draws at positions [shards, k] that `held` marks."""
+    """Count the draws at positions [shards, k] where `held` is True."""
     times = jax.vmap(lambda times, position, held: times.at[position].add(held.astype(jnp.int32)))
     return index.replace(times_sampled=times(index.times_sampled, position, held))
 
@@ -385,7 +385,7 @@ def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
 def update(
     index: Index, source: Replay, shard: jax.Array, position: jax.Array, priority: jax.Array, drawn: jax.Array
 ) -> Index:
-    """Set the priorities of items; the larger of two priorities for one item applies.
+    """Set the priorities of items; if an item has two priorities, the larger one applies.
 
     Args:
       index: an index that is not dense.

@@ -17,21 +17,21 @@ from jaxrl.core.types import PyTree
 
 
 class Key(struct.PyTreeNode):
-    """Key of an item: its position and its insertion, which distinguish it from later items at the same position."""
+    """Key of an item: its position, and the number of its insertion, which differs for later items at the position."""
 
     position: jax.Array  # int32
     generation: jax.Array  # int32, number of the insertion
 
 
 class TableState(struct.PyTreeNode):
-    """Items and their bookkeeping. The extra position holds the newest item until another item is removed."""
+    """Items of a table and their bookkeeping; one extra position lets an item be inserted before one is removed."""
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
     levels: sum_tree.Levels  # over the sampler's weights; () if it is not random
-    orders: dict[str, best_tree.Levels]  # trees of the other rules by name, and of "free", the lowest free position
+    orders: dict[str, best_tree.Levels]  # by name: trees of rules that are not random, and of free positions ("free")
     generation: jax.Array  # [capacity + 1] int32, number of the insertion that filled the position
-    touched: jax.Array  # [capacity + 1] int32, `clock` when the item was inserted or its priority set
+    touched: jax.Array  # [capacity + 1] int32, `clock` when the item was inserted or its priority was set
     times_sampled: jax.Array  # [capacity + 1] int32
     clock: jax.Array  # int32, number of insertions and new priorities so far
     size: jax.Array  # int32, number of items
@@ -44,9 +44,9 @@ class TableSample(struct.PyTreeNode):
     key: Key
     held: jax.Array  # bool
     probability: jax.Array  # float32
-    priority: jax.Array  # float32, when drawn
-    times_sampled: jax.Array  # int32, including this time
-    size: jax.Array  # int32, items in the table when drawn
+    priority: jax.Array  # float32, when sampled
+    times_sampled: jax.Array  # int32, including this sample
+    size: jax.Array  # int32, items in the table when sampled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Table:
         )
 
     def insert(self, state: TableState, items: PyTree, priorities: jax.Array) -> tuple[TableState, Key]:
-        """Insert items in turn; if the table is full, each insertion removes the item chosen by the remover.
+        """Insert items one by one; if the table is full, each insertion removes the item chosen by the remover.
 
         Args:
           state: the table.
@@ -115,7 +115,7 @@ class Table:
         return jax.lax.scan(one, state, (items, priorities.astype(jnp.float32)))
 
     def sample(self, state: TableState, key: jax.Array, count: int) -> tuple[TableState, TableSample]:
-        """Draw `count` items in turn; an item that reaches `max_times_sampled` is removed before the next draw."""
+        """Sample `count` items one by one; an item that reaches `max_times_sampled` is removed before the next draw."""
 
         def one(state, key):
             size = state.size
@@ -149,7 +149,7 @@ class Table:
         return after.replace(items=state.items), drawn.replace(items=items)
 
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
-        """Set items' priorities in turn; drop those for removed items, and NaN, infinite and negative ones."""
+        """Set items' priorities one by one; drop those for removed items, and NaN, infinite and negative ones."""
         priorities = priorities.astype(jnp.float32)
         live = self._live(state, keys) & samplers.acceptable(priorities)
         turn = jnp.cumsum(live.astype(jnp.int32), dtype=jnp.int32)
@@ -166,7 +166,7 @@ class Table:
 
     @property
     def _rules(self):
-        """Return the rules that are not random, by name."""
+        """The rules that are not random, by name."""
         return {type(rule).__name__: rule for rule in (self.sampler, self.remover) if not samplers.by_chance(rule)}
 
     def _put(self, state, where, priority, changed):

@@ -33,7 +33,7 @@ class ReplayState(struct.PyTreeNode):
 
 
 class Buffer(Protocol):
-    """Interface of replays for the training program; `ReplayBuffer` documents the methods."""
+    """Interface of replay buffers to the training program; `ReplayBuffer` documents the methods."""
 
     @property
     def name(self) -> str: ...
@@ -84,7 +84,7 @@ def storage(sources: Sources, name: str) -> Storage:
 
 
 def least_size(source: Replay, num_envs: int) -> int:
-    """Return the number of rows over all environments to store before the first update.
+    """Return the number of rows, over all environments, that must be stored before the first update.
 
     The number is at least `min_size`, and enough for one item per environment.
     """
@@ -92,7 +92,7 @@ def least_size(source: Replay, num_envs: int) -> int:
 
 
 def lookback(source: Replay, stored: Storage) -> int:
-    """Return the number of rows that an item reads before its first, for stacked frames and a time step's reward."""
+    """Return the number of rows that an item reads before its first row, for stacked frames and the previous reward."""
     return max(frames.lookback(stored.frame_stack), 0 if source.sequence is None else 1)
 
 
@@ -112,7 +112,7 @@ class ReplayBuffer:
     receive a state with the other source's ring, and the module's `add` writes for all sources at once.
 
     Args:
-      name: the source's name, for errors.
+      name: the source's name, for error messages.
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
       num_envs: number of environments over all devices.
@@ -133,12 +133,12 @@ class ReplayBuffer:
 
     @property
     def lookback(self) -> int:
-        """Return the number of rows that an item reads before its first row."""
+        """The number of rows that an item reads before its first row."""
         return lookback(self.source, self.storage)
 
     @property
     def slots(self) -> int:
-        """Return the number of rows stored per environment."""
+        """The number of rows stored per environment."""
         return ring.slots(self.storage.capacity, self.num_envs, self.rollout_length)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
@@ -177,7 +177,7 @@ class ReplayBuffer:
         Weighted items and sequences are drawn over all shards at once, in proportion to their weights; items in shards
         of other devices are copied from those devices. Unweighted transitions are drawn shard by shard, an equal part
         of the batch from each, so that all rows of nonzero weight in a shard are equally likely. (All shards of a
-        dataset have the same number of transitions.) Items drawn one after another also come from every shard equally.
+        dataset have the same number of transitions.) Every shard also contributes equally to items drawn one by one.
 
         Args:
           state: a state with the ring to sample from.
@@ -226,7 +226,7 @@ class ReplayBuffer:
     ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
         """Return the index and, per draw [k], the shard on this device, position, probability, priority, and a flag.
 
-        If every device makes all draws (`index.over_all`), these are the draws of all devices, and the flag is whether
+        If every device makes all draws (`index.over_all`), these are the draws of all devices, and the flag is True if
         the item is on this device. Otherwise, they are the draws of this device, and the flag is None.
         """
         source, shards = self.source, self.replicas.shards
@@ -313,7 +313,7 @@ class ReplayBuffer:
             if sequence.end != "continue":
                 inside = sequences.lengths(rows.take_all(rows.rows.first, slot), sequence.rows)
             per_row, counts = (rows.take_all(x, slot) for x in (rows.rows.extras[insertion], rows.rows.weight))
-            assert isinstance(self.source.sampler, Prioritized), "only it has priorities at insertion"
+            assert isinstance(self.source.sampler, Prioritized), "only Prioritized has priorities at insertion"
             priority = sequences.mixed_priority(per_row, counts, inside, sequence, self.source.sampler.eta)
         return begun, priority
 
@@ -358,7 +358,7 @@ class ReplayBuffer:
         return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit)
 
     def _importance(self, idx: Index, chance: jax.Array) -> jax.Array:
-        """Return the importance weights of draws, in the shape of their probabilities; 1 without priorities."""
+        """Return the importance weights of draws with probabilities `chance`; 1 without priorities."""
         sampler = self.source.sampler
         if not isinstance(sampler, Prioritized):
             return jnp.ones_like(chance)

@@ -30,13 +30,13 @@ class Parts(struct.PyTreeNode):
     """
 
     slot: jax.Array  # [column, ...] int32: slots at which the column's transitions begin, in order
-    offset: jax.Array  # [column] int32: j N modulo C, the part of its first transition in the previous column, in C-ths
+    offset: jax.Array  # [column] int32: j N modulo C; offset / C of the first transition is in column j - 1
     own: jax.Array  # [column, 2] int32: range of slots, end excluded, whose rows are counted only in this column
     total: jax.Array  # int32: N
 
 
 class Ring(struct.PyTreeNode):
-    """Stored rows, and the slot of the next row. A row's step is its number among all rows of its environment.
+    """Stored rows and the slot of the next row. A row's step is its number among all rows of its environment.
 
     Observations and recurrent states, which use most of the memory, may be in the host's memory: see `is_on_host`.
     """
@@ -46,7 +46,7 @@ class Ring(struct.PyTreeNode):
     episode_step: jax.Array | None  # [environment, slots] int32: the row's number in its episode; None if not stored
     cursor: jax.Array  # int32, the slot written next
     filled: jax.Array  # int32, number of slots that hold rows
-    written: jax.Array  # uint32, steps so far modulo 2^32
+    written: jax.Array  # uint32, number of steps so far, modulo 2^32
     parts: Parts | None = None  # only for rings of datasets, which are full from the start
 
     @property
@@ -82,7 +82,7 @@ class Ring(struct.PyTreeNode):
 
 
 def slots(capacity: int, num_envs: int, rollout: int) -> int:
-    """Return the number of slots for `capacity` rows of `num_envs` environments: whole rollouts, so no write wraps."""
+    """Return the number of slots for `capacity` rows of all environments, a multiple of `rollout`: no write wraps."""
     return max(capacity // (num_envs * rollout), 1) * rollout
 
 

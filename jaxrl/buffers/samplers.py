@@ -2,7 +2,7 @@
 
 Items are described by arrays over their positions: a priority (negative where there is no item) and ages. Random
 samplers also use sums over weights (`sum_tree`), all others a tournament tree (`best_tree`), so that items are selected
-without scanning all. Weights depend only on the sampler and the priorities.
+without scanning all of them. Weights depend only on the sampler and the priorities.
 """
 
 from collections.abc import Callable
@@ -91,8 +91,8 @@ def rank(rule: Sampler, priority: jax.Array, inserted: jax.Array, touched: jax.A
 def usual_or[Drawn](fits: jax.Array, usual: Callable[[], Drawn], rare: Callable[[], Drawn]) -> Drawn:
     """Return `usual()` if the scalar `fits` is true, otherwise `rare()`, which scans every position.
 
-    This is a loop of at most one iteration instead of a branch: under `vmap`, as in a sweep, a branch computes both for
-    every run, but the loop computes `rare` only if some run needs it.
+    This is a loop of at most one iteration instead of a branch: under `vmap`, as in a sweep, a branch calls both
+    functions for every run, but the loop calls `rare` only if some run needs it.
     """
     found = fits, usual()
     return jax.lax.while_loop(lambda held: ~held[0], lambda held: (jnp.ones_like(held[0]), rare()), found)[1]

@@ -1,4 +1,4 @@
-"""View of sequences of rows, with Reverb's rules for their starts and for episode ends."""
+"""Sequences of rows from a ring, with Reverb's rules for sequence starts and episode ends."""
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,9 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
 
     Args:
       ring: the ring that stores the rows.
-      slot: int32 [starts + rows - 1], consecutive slots modulo the ring's; the last `rows - 1` are not starts.
-      sequence: the rules.
-      rollout: rows between two stored carries, static.
+      slot: int32 [starts + rows - 1], consecutive slots, modulo the ring's slots; the last `rows - 1` are not starts.
+      sequence: the definition of the sequences.
+      rollout: number of rows between two stored carries, static.
 
     Returns:
       bool [starts, B].
@@ -47,7 +47,7 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
         grid = (ring.step_at(start) % jnp.uint32(sequence.period) == 0)[:, None]
         found = jnp.broadcast_to(grid, (count, ring.columns))
     else:
-        assert ring.episode_step is not None, "only stored if a sequence needs it"
+        assert ring.episode_step is not None, "episode_step is only stored if a sequence needs it"
         step = ring.take_all(ring.episode_step, start)
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
@@ -81,7 +81,7 @@ def mixed_priority(
       per_row: priorities of consecutive rows, float32 [T, B].
       weight: bool [T, B].
       length: int32 [T - rows + 1, B], number of rows of each sequence that belong to its episode.
-      sequence: the rules.
+      sequence: the definition of the sequences.
       eta: weight of the maximum priority.
 
     Returns:
@@ -109,9 +109,9 @@ def gather(
     Args:
       ring: the ring that stores the rows.
       slot, column: slots and columns of the first rows, int32 [batch].
-      valid: bool [batch], False where nothing was drawn.
+      valid: bool [batch], False where no item was found.
       initial: the carry [batch, ...] if none is stored.
-      sequence: the rules.
+      sequence: the definition of the sequences.
       frame_stack: frame stacking; None: observations are stored whole.
 
     Returns:

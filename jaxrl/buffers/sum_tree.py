@@ -129,7 +129,7 @@ def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
 
 
 def choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Return the columns [k] drawn by uniform numbers [k] from weights [k, n], or from the same weights [1, n]."""
+    """Return the columns [k] that uniform numbers [k] select from weights [k, n], or from shared weights [1, n]."""
     width = weight.shape[-1]
     # For few columns, a product with a triangular matrix is twice as fast as a cumulative sum.
     triangle = jnp.triu(jnp.ones((width, width), jnp.float32))

@@ -1,9 +1,9 @@
 """Replay of whole items, n-step transitions or sequences, with Reverb's samplers and removers.
 
 Rows of the last rollouts wait in a short ring until the rows after them have arrived. An item then begins at each row
-and is stored separately. The remover, not the age of the rows, decides which items are removed. This costs memory (an
-observation is stored in every item that contains it) and time (items are inserted and drawn one by one). A ring has
-neither cost.
+and is stored separately. The remover, not the age of the rows, decides which items are removed. Compared with a ring,
+this needs more memory (an observation is stored in every item that contains it) and time (items are inserted and
+sampled one by one).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Item(struct.PyTreeNode):
     """Items of the table, with leaves `[items, ...]`."""
 
     batch: PyTree  # a batch with leading axes of items, without `sample_info`, with weights that ignore burn-in
-    column: jax.Array  # int32, its environment
+    column: jax.Array  # int32, the number of its environment
     step: jax.Array  # uint32, the step of its first row in its environment
     truncated: jax.Array  # bool, whether the episode was truncated at the end of the transition
     stamp: jax.Array  # int32: `updates` when it was inserted
@@ -40,13 +40,13 @@ class TableRows(struct.PyTreeNode):
 
 
 class TableIndex(struct.PyTreeNode):
-    """Part of a replay's state that sampling and new priorities change."""
+    """Part of a replay's state that sampling and priority updates change."""
 
     tables: TableState  # [shards, ...], without the items
     largest: jax.Array  # [shards] float32, the largest priority so far
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
-    updates: jax.Array  # int32, batches drawn so far
-    sampled: Counter  # items drawn so far, over all devices
+    updates: jax.Array  # int32, batches sampled so far
+    sampled: Counter  # items sampled so far, over all devices
     inserted: Counter  # rows stored so far, over all devices
 
 
@@ -65,17 +65,17 @@ class TableReplay:
 
     @property
     def name(self) -> str:
-        """Return the name of the source."""
+        """The name of the source."""
         return self.rules.name
 
     @property
     def source(self) -> Replay:
-        """Return the source, which defines the stored items and their sampling."""
+        """The source, which defines the stored items and their sampling."""
         return self.rules.source
 
     @property
     def _table(self) -> Table:
-        """Return the table of one shard."""
+        """The table of one shard."""
         source = self.source
         remover = source.remover or Fifo()
         return Table(source.capacity // self.rules.shards, source.sampler, remover, source.max_times_sampled)
@@ -152,7 +152,7 @@ class TableReplay:
         return Item(batch, column, step, truncated, stamp), slot
 
     def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
-        """Sample this device's part of a batch, equally many items from every shard."""
+        """Sample this device's part of a batch, with the same number of items from every shard."""
         rules, rows, idx, source = self.rules, state.ring, state.index, self.source
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
@@ -191,7 +191,7 @@ class TableReplay:
         return ReplayState(rows, idx), batch.replace(sample_info=info)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
-        """Set the priorities [batch] of sampled items in turn; if an item has two priorities, the last one applies.
+        """Set the priorities [batch] of sampled items; if an item has two priorities, the last one applies.
 
         Priorities of removed items are dropped.
         """

@@ -1,4 +1,4 @@
-"""View of n-step transitions over the rows of a ring, correct at terminations and truncations."""
+"""N-step transitions from the rows of a ring, with correct handling of terminations and truncations."""
 
 import jax
 import jax.numpy as jnp

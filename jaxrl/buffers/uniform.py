@@ -1,4 +1,4 @@
-"""Uniform sampling of rows by rejection: without an index, each draw checks that its row has nonzero weight."""
+"""Uniform sampling of rows without an index, by rejection of rows whose weight is 0."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
 
 
 def mixed(bits: jax.Array) -> jax.Array:
-    """Hash uint32 bits [...] one to one, by lowbias32 of C. Wellons' prospector; this is not a random generator."""
+    """Hash uint32 bits [...] with the bijection lowbias32 (C. Wellons' hash-prospector), not a random generator."""
     x = bits + jnp.uint32(0x9E3779B9)  # otherwise 0 would stay 0
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

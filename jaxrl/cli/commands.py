@@ -34,7 +34,7 @@ class Command(Importing):
 
     @classmethod
     def flags(cls, title: str) -> list[Flag]:
-        """Return the flags under this title, inherited ones last; some choices and defaults are from the table."""
+        """Return the flags, inherited ones last, in help section `title`; the table has some choices and defaults."""
         order = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
         known, flags = table.load()["values"], []
         for flag in argument_flags(cls).values():
@@ -44,7 +44,7 @@ class Command(Importing):
         return sorted(flags, key=lambda flag: (not flag.positional, order.index(flag.name)))
 
     def checks(self) -> dict[str, Any]:
-        """Return possible problems with the values, as a dictionary from messages to whether they apply."""
+        """Return a dictionary of error messages about the values; each maps to a true value if the error applies."""
         return {}
 
     def execute(self) -> int | None:
@@ -164,7 +164,7 @@ class Envs(Command):
 
     @property
     def is_one(self) -> bool:
-        """Return whether `suite` names one environment."""
+        """True if `suite` names one environment."""
         return self.suite is not None and ":" in self.suite.removesuffix(":")
 
     def checks(self) -> dict[str, Any]:

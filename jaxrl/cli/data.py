@@ -60,7 +60,7 @@ class ExportEpisodes(Playing):
     progress: bool = True
 
     def write(self, function: Any, output: Any, *options: str) -> None:
-        """Call a function of `dataset_export` with the common options and further `options`; print the result."""
+        """Call a function of `dataset_export` with the common options and these `options`; print the result."""
         run = self.loaded()
         shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
         print(function(run.policy, run.env, output, policy_version=run.step, **self.chosen(*shared, *options)))
@@ -91,8 +91,8 @@ class ExportMinari(ExportEpisodes):
     Args:
       id: ID of the dataset, NAME-v0 or NAMESPACE/NAME-v0.
       data_format: format of the files.
-      data_dir: directory of datasets; None: Minari's own.
-      env_spec: ID of the Gymnasium environment that readers recover.
+      data_dir: directory of datasets; None: Minari's default directory.
+      env_spec: ID of the Gymnasium environment to store in the dataset, which Minari can then recreate.
     """
 
     id: str
@@ -142,7 +142,7 @@ class Dataset(Command):
     split: str = "train"
 
     def checks(self) -> dict[str, Any]:
-        return {"jaxrl dataset info DIR, or jaxrl dataset info minari:ID": None in (self.what, self.source)}
+        return {"usage: jaxrl dataset info DIR, or jaxrl dataset info minari:ID": None in (self.what, self.source)}
 
     def execute(self) -> int:
         from jaxrl.data import load_dataset

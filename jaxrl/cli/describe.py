@@ -163,8 +163,8 @@ class _Common:
       preset: preset with published settings; jaxrl algos lists the presets.
       num_envs: number of environments; None: 1 with a replay buffer of transitions, otherwise 8.
       launch: here: run in this process; processes:N[:restarts=R]: N processes on this machine, restarted up to R times
-        if one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N processes on a Ray cluster; either with :evaluators=1: and
-        one more that evaluates every checkpoint in --run-dir; cluster: as --distributed.
+        if one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N processes on a Ray cluster; both also accept :evaluators=1
+        for one more process that evaluates every checkpoint in --run-dir; cluster: the same as --distributed.
       distributed: join a run of several processes, all started with this command; TPU pods, Slurm, Open MPI and
         Kubernetes are detected, otherwise set the next three flags.
     """

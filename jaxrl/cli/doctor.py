@@ -156,7 +156,7 @@ def gpu_processes() -> Iterator[Finding]:
 
 
 def randomness() -> Iterator[Finding]:
-    """Check that a seed results in the same run under `vmap` and on any number of devices."""
+    """Check that a seed leads to the same run under `vmap` and on any number of devices."""
     implementation = jax.config.jax_default_prng_impl
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)

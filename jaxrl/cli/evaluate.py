@@ -49,7 +49,7 @@ class Playing(OfRun):
         return load_run(self.run, step=self.step, best=self.best, env=self.environment())
 
     def seed_for(self, run: Any) -> int:
-        """Return the seed of the episodes; the default seed leads to episodes not used in the run's evaluations."""
+        """Return the seed of the episodes; the default seed is one that the run's evaluations do not use."""
         return run.held_out_seed if self.seed is None else self.seed
 
 

@@ -132,7 +132,7 @@ def parse(
       flags: flags of the command.
       argv: the arguments after the command.
       helps: descriptions of the help's sections, by title.
-      known_elsewhere: returns a more specific message for a value that a flag does not accept, or None.
+      known_elsewhere: function that returns a more specific message for a value that a flag rejects, or None.
     """
     if not {"-h", "--help", "--help-all"}.isdisjoint(argv):
         print(_help(command, description, flags, helps, whole="--help-all" in argv))

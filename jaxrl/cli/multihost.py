@@ -26,22 +26,22 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
     several, typed = how if isinstance(how, Several) else None, f"--launch {run['launch']}"
     if command == "tune" and (run["distributed"] or run["launch"] != "here"):
-        found.append("--launch, --distributed: not with tune; use --backend ray to run several trials at once")
+        found.append("--launch and --distributed cannot be used with tune; for parallel trials, use --backend ray")
     if run["distributed"] and several:
-        found.append(f"--distributed: not with {typed}, which starts the processes itself")
+        found.append(f"--distributed cannot be used with {typed}, which starts the processes itself")
     if several and several.restarts > 0 and run.get("run_dir") is None:
-        found.append(f"{typed}: needs --run-dir, since a restart resumes from its newest checkpoint")
+        found.append(f"{typed} needs --run-dir, since a restart resumes from its newest checkpoint")
     if several and several.evaluators > 0:
         if command in ("sweep", "pbt", "compile"):
             what = "an evaluator needs the checkpoints of jaxrl train; remove evaluators"
-            found.append(f"{typed}: not with {command}; {what}")
+            found.append(f"{typed} cannot be used with {command}; {what}")
         elif command == "train" and run["run_dir"] is None:
-            found.append(f"{typed}: needs --run-dir, where the evaluator finds the checkpoints")
+            found.append(f"{typed} needs --run-dir, where the evaluator finds the checkpoints")
     one = several.count == 1 if several else run["num_processes"] == 1 or not _joins(run, how)
     apart = [f"{option(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
     apart += ["--no-lockstep"] if run.get("lockstep") is False else []
     if apart and not one:
-        found.append(f"{', '.join(apart)}: not with several processes (--launch, --distributed), which run in lockstep")
+        found.append(f"{', '.join(apart)} cannot be used with several processes in lockstep (--launch, --distributed)")
     explicit = {name: run[name] for name in _EXPLICIT if run[name] is not None}
     if not explicit:
         return found
@@ -49,7 +49,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
 
     found += distributed.problems(**explicit)
     if not _joins(run, how):
-        found.append(f"{', '.join(map(option, explicit))}: only with --distributed")
+        found.append(f"{', '.join(map(option, explicit))} can only be used with --distributed")
     if len(explicit) < len(_EXPLICIT):
         missing = ", ".join(option(name) for name in _EXPLICIT if name not in explicit)
         found.append(f"{missing}: missing; give all three flags, or none if the cluster is detected")
@@ -57,7 +57,7 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
 
 
 def is_one_of_several(run: Mapping[str, Any]) -> bool:
-    """Return whether this process joins others, given the values of `FLAGS` and how it was started."""
+    """Return whether this process is one of several in a run, by the values of `FLAGS` and the way it was started."""
     return own_place() is not None or _joins(run, launch.parse(run["launch"]))
 
 

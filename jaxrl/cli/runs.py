@@ -1,4 +1,4 @@
-"""Parsing and validation of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, before JAX is imported."""
+"""Parsing and validation of the flags of `jaxrl train`, `compile`, `sweep`, `tune` and `pbt`, before importing JAX."""
 
 import dataclasses
 import shutil
@@ -87,7 +87,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     for env in (run["env"], run.get("eval_env"), *of_grid):
         problems += [] if env is None else table.environment_problems(env)
     if run.get("target") is not None:
-        problems += [f"{option(name)}: not with --target" for name in _NO_TARGET if name in values]
+        problems += [f"{option(name)} cannot be used with --target" for name in _NO_TARGET if name in values]
     if problems:
         raise ConfigError(problems)
     return ParsedCommand(command, name, values, texts, run)
@@ -152,7 +152,7 @@ def _limit_problems(title, flags, values):
 def _network_problems(values):
     """Return problems with flags for a network that is replaced by a user-defined network."""
     return [
-        f"{option(name)}: not with {option(network)}, which replaces that network"
+        f"{option(name)} cannot be used with {option(network)}, which replaces that network"
         for name in values
         if "." in name and (network := name.partition(".")[0]) in values
     ]

@@ -39,7 +39,7 @@ def sweep(parsed: ParsedCommand) -> int:
     if tasks and run is not launch:
         raise ConfigError("--grid env needs --backend ray, since each environment has its own program")
     if tasks and out is not None:
-        raise ConfigError("--out: not with --grid env, which has a results directory for each environment")
+        raise ConfigError("--out cannot be used with --grid env, which has a results directory for each environment")
     # Scores of different environments are not comparable, so each has its own table and best run.
     made = {name: environment.make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": env}
     for name, env in made.items():
@@ -105,12 +105,12 @@ def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
     backend = arguments.pop("backend")
     others = [name for name in arguments if name not in _PARAMETERS[backend]]
     unusable = [option(name) for name in others if arguments.pop(name) is not False]
-    problems = [f"{flag}: not with --backend {backend}" for flag in unusable]
+    problems = [f"{flag} cannot be used with --backend {backend}" for flag in unusable]
     if backend == "ray":
         if "run_dir" not in arguments:
             problems.append("--backend ray needs --run-dir, the parent of the runs' directories")
         if distributed.is_several():
-            problems.append("--distributed: not with --backend ray, which detects its machines itself")
+            problems.append("--distributed cannot be used with --backend ray, which detects its machines itself")
     if problems:
         raise ConfigError(problems)
     return launch if backend == "ray" else run_sweep
@@ -120,7 +120,7 @@ def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
 
 
 def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse a list or distribution per field, such as `learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`.
+    """Parse the values or distribution of each field, as in `learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`.
 
     Args:
       algo: the algorithm with these fields.

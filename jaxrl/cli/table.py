@@ -94,7 +94,7 @@ def command_flags(command: str) -> list[Flag]:
 
 
 def preset(name: str) -> Mapping[str, Any]:
-    """Return the preset of this name, which has "algorithm", "source", and "defaults", texts by changed flag.
+    """Return the preset of this name: "algorithm", "source", and "defaults" (the text of each flag that it changes).
 
     Raises:
       ConfigError: the preset is unknown; suggests similar names.
@@ -139,7 +139,7 @@ def algorithms_accepting(flag: str, part: str) -> list[str]:
 
 
 def _registered_algorithms() -> Mapping[str, Any]:
-    """Return built-in and user-defined algorithms; empty if the code that registers them is not imported."""
+    """Return built-in and user-defined algorithms, or an empty dict if the code that registers them is not imported."""
     base = sys.modules.get("jaxrl.algos.base")
     return {} if base is None else base.ALGORITHMS
 
@@ -172,7 +172,7 @@ def environment_problems(name: str) -> list[str]:
 
 
 def _may_be(suite: str, name: str) -> bool:
-    """Return whether the suite may have this environment; if its module explains the rejection, this is True."""
+    """Return whether the suite may have this environment; also True for names whose rejection its module explains."""
     if suite != "gymnasium":
         return name in _names(suite) or name in load()["environments"].get(suite, {"refused": ()})["refused"]
     if ":" in name:

@@ -69,8 +69,8 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
 class Loader:
     """An endless stream of shuffled batches of a dataset, in which each item appears once per epoch.
 
-    An item is an n-step transition or a sequence. A batch is a `TransitionBatch` or a `SequenceBatch` of numpy arrays,
-    with `sample_info` None; the `carry` of a `SequenceBatch` is empty, and the algorithm sets the initial carry.
+    An item is an n-step transition or a sequence. A batch is a `TransitionBatch` or a `SequenceBatch` of numpy arrays
+    whose `sample_info` is None. The `carry` of a `SequenceBatch` is empty; the algorithm sets the initial carry.
     A batch may span the end of an epoch. `batch(k)` returns any batch by its number; `for batch in loader` and `take`
     return batches in order, prefetched by Grain.
 
@@ -85,7 +85,7 @@ class Loader:
       n_step: number of rewards per transition.
       sequence: the shape of the sequences, if the items are sequences instead of transitions. With `end="continue"`, a
         sequence continues into the dataset's next episode.
-      seed: the seed of the order.
+      seed: the seed of the shuffling.
       window: number of episodes whose items are shuffled together; None for all; "fit" for all if they fit in
         `cache_bytes`, otherwise half as many as fit, estimated from the first episode and the lengths.
       workers: number of processes that read; with 0, a thread of this process reads.
@@ -96,7 +96,7 @@ class Loader:
       items: the number of items per epoch.
 
     Raises:
-      ConfigError: a setting is out of range, or every episode is too short for such an item.
+      ConfigError: a setting is out of range, or every episode is too short for an item.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -143,7 +143,7 @@ class Loader:
 
     @checked(first_batch={"low": 0})
     def pipeline(self, first_batch: int = 0) -> Any:
-        """Return a `grain.IterDataset` of the batches that starts at `first_batch`, for custom pipelines."""
+        """Return a `grain.IterDataset` of the batches from batch `first_batch` on, for custom pipelines."""
         grain = _grain()
         batches = grain.MapDataset.range(first_batch, sys.maxsize).map(self._batches)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
@@ -181,7 +181,7 @@ class Loader:
         return found
 
     def close(self) -> None:
-        """Stop the thread and the processes. Calling it twice is allowed; `take` starts them again."""
+        """Stop the thread and the worker processes; `take` starts them again. `close` may be called repeatedly."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         if self._iterator is not None:

@@ -30,7 +30,7 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None = None) -> None:
-    """Check the headers of encoded images: their size is as expected, and all of them fit in memory together.
+    """Check from their headers that encoded images have the expected size and fit in memory together.
 
     Args:
       encoded: the contents of JPEG or PNG files.
@@ -48,7 +48,7 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
                 width, height, bands = *picture.size, len(picture.getbands())
         except Exception as error:  # Pillow raises errors of many types
             said = f"{error!s:.200}".split("<", 1)[0]
-            raise ValueError(f"it is not an image in {' or '.join(_PICTURES)}: {said}") from error
+            raise ValueError(f"it is not an image in {' or '.join(_PICTURES)} format: {said}") from error
         if height * width * max(bands, 4) > MOST_NUMBERS:
             raise ValueError(f"an image has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
         expected = (height, width) if shape is None else tuple(shape[:2])
@@ -59,7 +59,7 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
 
 
 def check_inflated(deflated: Iterable[bytes]) -> None:
-    """Check that the decompressed size of zlib strings is at most 2^26 numbers of 8 bytes, in total.
+    """Check that the decompressed size of all zlib strings together is at most 2^26 numbers of 8 bytes.
 
     Raises:
       ValueError: the total is larger, or zlib cannot decompress a string.

@@ -281,7 +281,7 @@ class Dataset:
         for change, same_length in self._changes:
             before, episode = episode.length, change(episode)
             if not isinstance(episode, Episode):
-                raise DatasetError(f"{where}: the function of map must return an Episode, not {type(episode).__name__}")
+                raise DatasetError(f"{where}: map's function must return an Episode, not {type(episode).__name__}")
             _check(f"{where}: after map", rules.broken_steps(episode))
             if same_length and episode.length != before:
                 raise DatasetError(

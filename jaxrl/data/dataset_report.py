@@ -22,7 +22,7 @@ _ABSENT = {
 
 @dataclasses.dataclass(frozen=True)
 class FieldSummary:
-    """A summary of one array over all steps; unused actions, rewards and discounts of last steps are left out.
+    """A summary of one array over all steps, without the unused actions, rewards and discounts of last steps.
 
     `low` and `high` are the array's range, NaN for text.
     """

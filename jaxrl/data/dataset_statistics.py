@@ -1,4 +1,4 @@
-"""Statistics of a dataset's arrays (mean, deviation and range), computed in one pass, and normalization by them."""
+"""Statistics of a dataset's arrays (mean, deviation and range), computed in one pass, and normalization with them."""
 
 import dataclasses
 from collections.abc import Iterable

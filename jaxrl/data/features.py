@@ -1,4 +1,4 @@
-"""The fields of an RLDS dataset, and the encoding of each field in the records, in TFDS's terms."""
+"""The fields of an RLDS dataset, and TFDS's encoding of each field in the records."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ _MANY = 16  # integer arrays of at least this size are stored as bytes, except u
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """An array of an episode.
+    """A field of an episode: the name, dtype, shape and encoding of an array or a text.
 
     Attributes:
       name: the array's path in the record, such as `steps/observation/camera`.
@@ -53,7 +53,7 @@ class Field:
 
 
 def tfds() -> Any:
-    """Import the package `tensorflow_datasets`, which does not import TensorFlow.
+    """Import and return the package `tensorflow_datasets`, which does not import TensorFlow.
 
     Raises:
       MissingExtraError: the package is not installed.

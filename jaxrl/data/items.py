@@ -77,7 +77,7 @@ class RowReader:
             if episode.length != self._lengths[index]:
                 raise DatasetError(
                     f"episode {index} has {episode.length:,} transitions, but had {self._lengths[index]:,} "
-                    "before; the function of map must return the same length at every call"
+                    "before; the function passed to map must return the same length at every call"
                 )
             try:
                 rows = with_extras(rows_from_episode(episode), self._extras)
@@ -89,7 +89,7 @@ class RowReader:
 
 
 class Batches:
-    """A function that returns batch number k of a `Loader`. Threads can share an instance; each process has a copy."""
+    """A callable that returns batch number k of a `Loader`. Threads can share an instance; each process has a copy."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Batches:
         self.items = int(counts.sum())
         if not self.items:
             what = "a transition" if sequence is None else f"a sequence of {sequence.rows} steps"
-            longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "there are none"
+            longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "the dataset is empty"
             raise ConfigError(f"none of {len(counts):,} episodes has {what}; {longest}")
         self._order = _Order(counts, seed, window)
         self._cache = _Cache(dataset, extras, cache_bytes, 0 if window is None else 2 * window)
@@ -204,7 +204,7 @@ class Batches:
 
 
 class _Order:
-    """The order of the endless stream of items: maps a position in the stream to (episode, item within the episode)."""
+    """A mapping from positions in the endless stream of shuffled items to pairs (episode, item within the episode)."""
 
     def __init__(self, counts, seed, window):
         self._counts, self._seed, self._window = counts, seed, window
@@ -231,7 +231,7 @@ class _Order:
         return episodes[at], shuffled - first[at]
 
     def _epoch(self, epoch):
-        """Return the episodes in the epoch's order, the first item of each episode, and the first of each window."""
+        """Return the episodes in the epoch's order, and the first item of each episode and of each window."""
         found = self._epochs.get(epoch if self._window is not None else 0)
         if found is not None:
             return found

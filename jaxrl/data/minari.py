@@ -35,7 +35,7 @@ _LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arro
 
 
 class MinariWriter(Writer):
-    """A writer of a Minari dataset; use it as a context manager. The dataset appears when it is complete.
+    """A writer of a Minari dataset; use it as a context manager. The dataset is moved to its path when it is complete.
 
     Args:
       dataset_id: the dataset's id, `(namespace/)name-v0`.
@@ -147,7 +147,7 @@ class MinariWriter(Writer):
         problems += [f"{line} in its space" for line in differences(found, self._expected)]
         for name, x in episode.extras.items():
             if self._longest is not None or isinstance(x, Mapping) or "/" in name:
-                problems.append(f"steps/{name}: Minari supports such fields only if flat, in HDF5 files")
+                problems.append(f"steps/{name}: Minari supports extra fields only in HDF5 files and without nesting")
         for name, x in named_leaves({"steps": {"reward": episode.reward, **episode.extras}}).items():
             if x.dtype.name not in DTYPES or not x.dtype.isnative:
                 problems.append(_refused(name, x.dtype))
@@ -155,7 +155,7 @@ class MinariWriter(Writer):
             return problems
         if episode.discount.tobytes() != implied_discount(episode.is_terminal).tobytes():
             problems.append(
-                "steps/discount is not the float32 0 at a terminal end and 1 elsewhere; Minari does not store discounts"
+                "steps/discount must be float32, 0 at a termination and 1 elsewhere; Minari does not store discounts"
             )
         for name, value in episode.metadata.items():
             if not isinstance(value, str | int | float) or "/" in name or name in _OWN:
@@ -233,7 +233,7 @@ def _first_integers(spec: Any) -> dict[str, Any]:
         env = gymnasium.make(spec)
     except Exception as error:  # the environment's constructor may raise any error
         warnings.warn(
-            f"env_spec={spec.id!r} cannot be created ({error!r:.200}): its integers are assumed to count from 0",
+            f"env_spec={spec.id!r} cannot be created ({error!r:.200}): its integers are assumed to start at 0",
             stacklevel=3,
         )
         return {}
@@ -245,7 +245,7 @@ def _first_integers(spec: Any) -> dict[str, Any]:
 
 
 def _matching(first: Any, space: spaces.Space) -> Any:
-    """Return the parts of `first_integers` whose shape matches the integers in our space; 0 for all other arrays."""
+    """Return the parts of `first_integers` whose shape matches the integers in `space`; 0 for all other arrays."""
     if isinstance(space, spaces.Composite):
         parts = first if isinstance(first, Mapping) else {}
         return {str(key): _matching(parts.get(str(key), 0), child) for key, child in space.items}

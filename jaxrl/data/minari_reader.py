@@ -31,7 +31,7 @@ _DEEPEST = 20  # maximum depth of nested groups
 
 
 def package(data_format: str = "hdf5") -> Any:
-    """Import the package `minari` and the libraries that it needs for files of this format.
+    """Import and return the package `minari`, with the libraries that it needs for files of this format.
 
     Raises:
       MissingExtraError: one of the packages is not installed.

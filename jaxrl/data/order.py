@@ -69,7 +69,7 @@ def _hash(x, key):
 
 @functools.lru_cache(maxsize=1 << 10)
 def _combined(*key):
-    """Combine several numbers into one below 2^64."""
+    """Hash several numbers to one number below 2^64."""
     word = len(key)
     for number in key:
         mixed = _hash(np.asarray([number & _WORD], np.uint64), (word * _GOLDEN + 1) & _WORD)

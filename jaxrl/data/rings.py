@@ -125,7 +125,7 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
       dataset: the dataset to load.
       source: the source that samples from the dataset and determines the items; see `jaxrl.buffers.fixed.source_of`.
       spec: the spec of the environment that the dataset is from.
-      seed: the seed of the order.
+      seed: the seed of the shuffling.
     """
     warned = False
 
@@ -242,7 +242,7 @@ def _joined(parts):
 
 
 def _checksum(rows: Trajectory) -> int:
-    """Return the checksum of the rows, which config.json stores; array names are spelled as in older versions."""
+    """Return the checksum of the rows, which `config.json` stores, with the array names of older versions."""
     found = 0
     for path, x in jax.tree.leaves_with_path(rows):
         name = "/".join(str(getattr(key, "key", key)) for key in path)

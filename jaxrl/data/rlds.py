@@ -33,7 +33,7 @@ _SUMMARISED = ("steps/reward", "steps/is_last")
 
 
 class RldsWriter(Writer):
-    """A writer of an RLDS dataset; use it as a context manager. The dataset appears when it is complete.
+    """A writer of an RLDS dataset; use it as a context manager. The dataset is moved to `path` when it is complete.
 
     Args:
       path: the directory to create; it must be empty if it exists.
@@ -142,7 +142,7 @@ class RldsReader:
         self.path = path = files.expand(path)
         missing = [name for name in _NEEDED if not (self.path / name).is_file()]
         if missing:
-            where = "it has no " + " and no ".join(missing) if self.path.exists() else "there is no such folder"
+            where = "it has no " + " and no ".join(missing) if self.path.exists() else "there is no such directory"
             raise NoDatasetError(f"{path} is not a TFDS dataset: {where} (jaxrl export-rlds writes one from a run)")
         check_files(self.path)
         check_tfds(self.path)

@@ -1,4 +1,4 @@
-"""Writers of datasets that appear only when they are complete."""
+"""Writers of datasets, which move a dataset to its path only when it is complete."""
 
 import abc
 import contextlib
@@ -20,7 +20,7 @@ from jaxrl.data.episodes import Episode, Kind, check_kind, kind_of
 
 
 class Writer(abc.ABC):
-    """A writer of a dataset that appears at `path` when it is complete; use it as a context manager.
+    """A writer of a dataset, which is moved to `path` when it is complete; use it as a context manager.
 
     The files are written to a hidden directory next to `path` (see `Staging`). `close` reads them again and renames the
     directory.
@@ -41,7 +41,7 @@ class Writer(abc.ABC):
 
         Args:
           episode: the episode to write.
-          metadata: metadata to add to those of the episode.
+          metadata: metadata to add to the episode's metadata.
 
         Raises:
           ConfigError: an array would not be read back bit for bit, or differs in dtype or shape from earlier episodes.
@@ -109,7 +109,7 @@ def as_dataset_errors(path: str | os.PathLike) -> Generator[None]:
 
 
 class Staging:
-    """A directory that appears at `path` when it is complete; until then, it is `.NAME.partial` in the same folder.
+    """A directory that is moved to `path` when it is complete; until then, it is `.NAME.partial` next to `path`.
 
     If a process is killed, its partial files are deleted by the next process that writes to the same path.
 
@@ -163,7 +163,7 @@ class Staging:
 
 
 def _claim(path: Path) -> tuple[Path, int]:
-    """Create or empty a directory and lock it against other processes; the lock is freed when the process ends.
+    """Create or empty a directory and lock it against other processes; the lock is released when the process ends.
 
     Returns:
       The directory, and the file descriptor of the lock.

@@ -45,7 +45,7 @@ class TfRecordWriter:
             self._file.raw.close()
 
     def flush(self) -> None:
-        """Hand the buffered records to the operating system."""
+        """Write the buffered records to the file, without forcing them to the disk."""
         self._file.flush()
 
 

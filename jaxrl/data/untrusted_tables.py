@@ -54,7 +54,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
 
 
 def _check_schema(schema) -> int:
-    """Return the size of a row in memory in bytes, with an estimate for strings.
+    """Check a schema and return the size of a row in memory in bytes, with an estimate for strings.
 
     Raises:
       ValueError: the schema has types that Minari does not write, or its columns are nested too deeply or too many.
@@ -67,7 +67,7 @@ def _check_schema(schema) -> int:
         nonlocal seen
         seen += 1
         if depth > _DEEPEST or seen > _MOST_FIELDS:
-            raise ValueError(f"its columns are nested too deeply, or too many: {name!r:.80}")
+            raise ValueError(f"it has too many columns, or nests them too deeply: {name!r:.80}")
         if pa.types.is_struct(kind) and kind.num_fields:
             return sum(visit(kind.field(i).type, kind.field(i).name, depth + 1) for i in range(kind.num_fields))
         if pa.types.is_fixed_size_list(kind) and kind.list_size > 0:
@@ -172,7 +172,7 @@ def _parquet(path, pictures) -> Iterator[Any]:
 
 
 def _check_column(file, size, column) -> int:
-    """Return the memory in bytes for decoding one column of a row group.
+    """Check one column of a row group and return the memory in bytes for decoding it.
 
     Raises:
       ValueError: the codec is not supported, the column is outside the file, or its pages contradict its metadata.

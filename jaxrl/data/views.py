@@ -32,8 +32,8 @@ Take = Callable[[str, np.ndarray], PyTree]  # (name of a `Trajectory` field, row
 def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray]:
     """Return the T n-step transitions of an episode, with leaves `[T, ...]`; gamma is not applied.
 
-    A transition has fewer than n steps if the episode ends before; its `next_observation` is then the last observation,
-    from which learners bootstrap unless the episode terminated.
+    A transition has fewer than n steps if the episode ends earlier. Its `next_observation` is then the last one of the
+    episode, from which learners bootstrap unless the episode terminated.
 
     Raises:
       ConfigError: n_step is less than 1.
@@ -197,7 +197,7 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     All other fields stay in the row of the observation.
 
     Raises:
-      ConfigError: `alignment` is none of these.
+      ConfigError: `alignment` is not one of these values.
     """
     later = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}
     if alignment not in later:
@@ -212,7 +212,7 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
 
 
 def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, terminal: bool = False) -> Episode:
-    """Return the episode up to and including the first step where a condition is true; all of it if there is none.
+    """Return the episode up to and including the first step where a condition is true, or all of it if none is.
 
     The last step's action, reward and discount become zero. By default, the episode is truncated at this step, not
     terminated, so a learner bootstraps from its observation.
@@ -245,10 +245,10 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
 def last_step_counts(episode: Episode) -> Episode:
     """Return the episode with one more transition, made from the action and reward of its last step.
 
-    In RLDS, the last step has only an observation. In datasets that write a step for every action, such as Open
+    In RLDS, the last step has only an observation. In datasets that store a step for every action, such as Open
     X-Embodiment, the last step has the last action and the reward for success. The observation after this action is not
     recorded, so the last observation is repeated; this is correct for an episode that terminates, because learners do
-    not bootstrap from it. Episodes that do not terminate are returned unchanged.
+    not bootstrap from its last observation. Episodes that do not terminate are returned unchanged.
     """
     if not episode.is_terminal[-1]:
         return episode

@@ -107,14 +107,14 @@ def __dir__() -> list[str]:
 
 
 def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
-    """Return `network` with unset fields chosen for the observation space; networks of users are returned unchanged.
+    """Return `network` with unset fields chosen for the observation space; user-defined networks are unchanged.
 
     An unset torso becomes `default_torso(space, vectors)`; `Actor` and `Critic` have other defaults. If the network
     reads only some keys of the observation, its torso stays None, because it depends on these keys, which may differ
     between policy and value. The policy and value of an `ActorCritic` share a body only if observations are images.
 
     Args:
-      network: a network of jaxrl, or of a user.
+      network: a network of jaxrl, or a user-defined network.
       spec: the environment's spec.
       vectors: the torso for observations that are vectors.
     """

@@ -31,10 +31,10 @@ class Actor(Network):
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; otherwise, the output is an action `[..., n]`
         (Lillicrap et al., 2016).
-      gain: gain of the output layer's orthogonal initialization; small, so that initially no action is at its bounds or
-        preferred. None: weights of unit norm, also while training (`unit.UnitDense`).
+      gain: gain of the output layer's orthogonal initialization; small, so that no action is initially preferred or at
+        its bounds. None: weights of unit norm, also while training (`unit.UnitDense`).
       initial_log_std: initial logarithm of the Gaussian's standard deviation, in units of half the box's range; if
-        the log standard deviation has a range, an offset before tanh, so that 0 is the middle of that range.
+        the log standard deviation has a range, an offset before the tanh, so that 0 is the middle of that range.
       log_std_range: minimum and maximum of the log standard deviation, which tanh squashes into this range; None:
         clipped to -20 to 2.
       observation_keys: keys of a dictionary observation to read; None: all.

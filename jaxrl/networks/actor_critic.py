@@ -119,7 +119,7 @@ def _head(network: ActorCritic, name: str, inputs: int, spec: EnvSpec, rngs: nnx
 
 
 class _Branch(nnx.Module):
-    """Policy or value with its own body."""
+    """Policy or value network with a separate body."""
 
     def __init__(self, network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs):
         self.body = _body(network, name, spec, rngs)

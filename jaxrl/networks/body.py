@@ -41,19 +41,19 @@ class Encoder:
 
     @property
     def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
+        """True if the network has a carry."""
         return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
+        """The names of the fields of `NetworkInputs` that the network needs."""
         needed = {name for name in ("previous_action", "previous_reward") if getattr(self, name)}
         if self.recurrent or self.previous_action:
             needed.add("first")
         return frozenset({"observation"} | needed)
 
     def body(self, torso: Torso | None, spec: EnvSpec, rngs: nnx.Rngs, **others: Any) -> "Body":
-        """Return the network's body with this torso; `others` override the network's attributes."""
+        """Return the network's body with this torso; `others` are arguments that override the network's attributes."""
         names = ("core", "previous_action", "previous_reward", "observation_keys")
         return Body(torso, spec, rngs, **{name: getattr(self, name) for name in names} | others)
 
@@ -65,7 +65,7 @@ class Encoder:
 class Network(Encoder):
     """Encoder whose module is called as `module(inputs, carry, key)` and returns the output and the next carry.
 
-    Inputs are `[T, B, ...]`; keys are `[B]`, or None.
+    Inputs are `[T, B, ...]`; `key` is an array of keys `[B]`, or None.
     """
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
@@ -155,7 +155,7 @@ def structure_of(network: Buildable, spec: EnvSpec) -> tuple[Any, Params, ModelS
 
 
 def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:
-    """Return the entry of a dictionary space under a single key, or a dictionary space of the entries under several.
+    """Return a dictionary space's entry under a single key, or a dictionary space of its entries under several keys.
 
     Raises:
       ConfigError: there is no such key, or the space is not a dictionary.

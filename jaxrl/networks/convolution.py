@@ -96,7 +96,7 @@ def _axes(x, kernel, gradient, strides, padding):
 
 
 def _unfused(tree):
-    """Keep XLA from fusing a transposition into the convolution, which would change its layout."""
+    """Prevent XLA from fusing a transposition into the convolution, which would change its layout."""
     return lax.optimization_barrier(tree)
 
 

@@ -32,7 +32,7 @@ def encoding_body(network: Encoder, torso: Torso | None, spec: EnvSpec, rngs: nn
 
 
 def bounded_size(space: spaces.Space) -> int:
-    """Return n for a bounded `Box` of shape (n,).
+    """Return the size n of a bounded `Box` of shape (n,).
 
     Raises:
       ConfigError: the space is not such a `Box`.
@@ -132,8 +132,8 @@ class Critic(Encoder):
         Args:
           params: the parameters of all members.
           inputs: the inputs of the network, `[T, B, ...]`.
-          action: for a box, the actions `[T, B, n]` to evaluate, and the axis `actions` has size 1; None for a discrete
-            space, all of whose actions are evaluated.
+          action: for a box, the actions `[T, B, n]` to evaluate (the output's axis `actions` then has size 1); None for
+            a discrete space, where all actions are evaluated.
           spec: the environment's spec.
           model_state: see `types.Network`.
           train: see `types.Network`.
@@ -178,7 +178,7 @@ class Critic(Encoder):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, ModelState]:
-        """Return the result of `apply` from the features `[ensemble, T, B, features]` that `encode` returned."""
+        """Return the result of `apply`, given the features `[ensemble, T, B, features]` returned by `encode`."""
 
         def call(module, features, key):
             return module.evaluate(features, action, mask, key)
@@ -187,7 +187,7 @@ class Critic(Encoder):
         return self._of_members(call, params, model_state, *each, spec=spec, train=train)
 
     def _of_members(self, call, params, model_state, *each, spec, train):
-        """Return `call(module, *each)` vmapped over members, whose values `each` contains, and the model state."""
+        """Return `call(module, *each)` and the model state, vmapped over members, the first axis of `each`."""
 
         def member(params, model_state, *each):
             return run_module(self, params, model_state, spec, lambda module: call(module, *each), train=train)

@@ -91,7 +91,7 @@ class Categorical(struct.PyTreeNode):
         return _inverse_cdf(self.logits, uniform)
 
     def mixed(self, fraction: float | jax.Array) -> "Categorical":
-        """Return the mixture of this distribution and a uniform distribution, which has weight `fraction`."""
+        """Return the mixture of this distribution and the uniform distribution, whose weight is `fraction`."""
         probability = (1.0 - fraction) * jax.nn.softmax(self.logits, axis=-1) + fraction / self.logits.shape[-1]
         return Categorical(jnp.log(probability))
 
@@ -144,7 +144,7 @@ class MultiCategorical(struct.PyTreeNode):
 
     @property
     def components(self) -> list[Categorical]:
-        """Return the categorical distribution of each component."""
+        """The categorical distribution of each component."""
         ends = np.cumsum(self.nvec)[:-1].tolist()
         return [Categorical(part) for part in jnp.split(self.logits, ends, axis=-1)]
 
@@ -233,7 +233,7 @@ class TanhGaussian(struct.PyTreeNode):
 
     @property
     def base(self) -> DiagonalGaussian:
-        """Return the Gaussian before tanh."""
+        """The Gaussian before the tanh."""
         return DiagonalGaussian(self.mean, self.log_std)
 
     def _bounds(self, ndim: int) -> tuple[jax.Array, jax.Array]:
@@ -316,7 +316,7 @@ class Joint(struct.PyTreeNode):
 
     @property
     def leaves(self) -> "list[Distribution]":
-        """Return the distribution of each array of an action, in the order of the action's leaves."""
+        """The distribution of each array of an action, in the order of the action's leaves."""
         return [leaf for _, part in self._each() for leaf in (part.leaves if isinstance(part, Joint) else [part])]
 
     def _tree(self, of_part: "Callable[[int, Distribution], Any]") -> PyTree:

@@ -1,9 +1,9 @@
 """Adapters for user-defined networks in Flax NNX, Flax Linen or Equinox.
 
 The user's module has no time axis and does not return distributions. A feed-forward module maps a batch of observations
-`[N, *shape]` (in Equinox, a single observation, as is usual in Equinox) to its outputs. A recurrent module maps
-observations and a carry `[N, ...]` to outputs and the next carry; the adapter unrolls the module over time and resets
-the carry at the beginning of episodes.
+`[N, *shape]` to its outputs; as usual in Equinox, an Equinox module maps a single observation instead of a batch. A
+recurrent module maps observations and a carry `[N, ...]` to outputs and the next carry; the adapter unrolls the module
+over time and resets the carry at the beginning of episodes.
 
 With `outputs="q"`, the outputs are action values `[N, n]`. Otherwise, they are a pair of the policy's parameters and
 the value `[N]` or `[N, 1]`. The policy's parameters depend on the action space:
@@ -76,7 +76,7 @@ class ForeignNetwork(Encoder):
 
     @property
     def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
+        """True if the network has a carry."""
         return self.carry is not None
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
@@ -172,7 +172,7 @@ class ForeignNetwork(Encoder):
             )
         log_std = None
         if isinstance(space, spaces.Box):
-            policy, log_std = _pair(f"over boxes {what} must be a pair of mean and log_std", policy)
+            policy, log_std = _pair(f"for a Box, {what} must be a pair of mean and log_std", policy)
         policy = _checked(what, policy, action_size(space, self.continuous))
         return to_distribution(space, policy, log_std, mask, self.continuous)
 

@@ -89,7 +89,7 @@ def to_distribution(
     if mask is not None and (isinstance(space, spaces.Box) or getattr(mask, "shape", ())[-1:] != location.shape[-1:]):
         allowed = "None" if isinstance(space, spaces.Box) else f"[..., {location.shape[-1]}], or None"
         shape = jax.tree.map(jnp.shape, mask)
-        raise ConfigError(f"the action mask of {space} has the shape {shape}; allowed is {allowed}")
+        raise ConfigError(f"the action mask of {space} has the shape {shape}; it must be {allowed}")
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
@@ -109,7 +109,7 @@ def to_distribution(
 
 
 def joint(space: spaces.Composite, of_part: Callable[[Any, spaces.Space], Distribution]) -> Joint:
-    """Return the joint distribution over a composite space, with `of_part(key, child)` as distribution of each part."""
+    """Return the joint distribution over a composite space, in which parts have distributions `of_part(key, child)`."""
     parts = {key: of_part(key, child) for key, child in space.items}
     return Joint(parts if isinstance(space, spaces.Dict) else tuple(parts.values()))
 

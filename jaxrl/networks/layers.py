@@ -41,7 +41,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
-    """Raise a ConfigError unless all sizes are whole numbers of at least 1."""
+    """Raise a ConfigError unless all sizes are integers of at least 1."""
     for size in sizes if isinstance(sizes, tuple) else (sizes,):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
@@ -297,7 +297,7 @@ def dropped(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
 
 
 class DenseStack(nnx.Module):
-    """Dense layers from `[..., inputs]` to `[..., features]`, each followed by a normalization, if any, and activation.
+    """Dense layers from `[..., inputs]` to `[..., features]`, each followed by normalization, if any, and activation.
 
     Layers and activations are computed in `dtype`; the outputs of normalizations and the features are float32. With
     `normalize_inputs`, the inputs of each layer and the features are normalized instead, that is, after the

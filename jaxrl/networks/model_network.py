@@ -28,7 +28,7 @@ class ModelOutput(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class ModelNetwork(Network):
-    """Learned model of an environment with discrete actions, which predicts rewards, values and policies.
+    """Learned model that predicts rewards, values and policies of an environment with discrete actions.
 
     A dense layer maps the torso's features of an observation to the latent state. The next state is the state plus the
     output of dense layers that read state and action. States are scaled to [0, 1] (Schrittwieser et al., 2020,

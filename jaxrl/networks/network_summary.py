@@ -16,10 +16,10 @@ def summary(network: Any, spec: EnvSpec) -> str:
     """Return a line such as "ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters".
 
     The numbers are the sizes of the layers in order; a convolution with 16 filters is "conv 16", and the layers of an
-    ensemble of 2 begin with "2 x". For networks of users, the line contains only the number of parameters.
+    ensemble of 2 begin with "2 x". For a user-defined network, the line has only its name and number of parameters.
 
     Args:
-      network: a network of `jaxrl.networks`, or of a user.
+      network: a network of `jaxrl.networks`, or a user-defined network.
       spec: the environment's spec.
     """
     params, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))

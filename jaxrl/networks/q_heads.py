@@ -43,20 +43,20 @@ class QHead(Protocol):
 
     @property
     def noisy(self) -> bool:
-        """Return whether the head's layers sample parameter noise from keys."""
+        """True if the head's layers sample parameter noise from keys."""
         ...
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         """Create the module, which is called as `module(features, mask, key)` and returns the output.
 
-        Features are `[T, B, inputs]`; the mask is `[T, B, actions]` or None; keys are `[B]` or None.
+        Features are `[T, B, inputs]`; the mask is `[T, B, actions]` or None; `key` is an array of keys `[B]` or None.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ActionValues:
-    """Expected return of each action, `[..., actions]`.
+    """Head whose output is the expected return of each action, `[..., actions]`.
 
     Args:
       dueling: whether values are V + A - mean A, with separate outputs V and A (Wang et al., 2016, equation 9).
@@ -78,7 +78,7 @@ class ActionValues:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalValues:
-    """C51: a categorical distribution of the return of each action, `CategoricalReturns` (Bellemare et al., 2017).
+    """Head of C51: a categorical distribution of each action's return, `CategoricalReturns` (Bellemare et al., 2017).
 
     Args:
       atoms: number of atoms; the algorithm defines the range of their values.
@@ -103,7 +103,7 @@ class CategoricalValues:
 
 @dataclasses.dataclass(frozen=True)
 class SelfPredictiveValues:
-    """`CategoricalValues` with a prediction of the reward and the next features (REPPO's auxiliary task).
+    """Head like `CategoricalValues` that also predicts the reward and the next features (REPPO's auxiliary task).
 
     Values and prediction have separate dense layers, which read the features of the network. The output is a
     `CategoricalReturns` that contains the prediction.
@@ -133,7 +133,7 @@ class SelfPredictiveValues:
 
 @dataclasses.dataclass(frozen=True)
 class QuantileValues:
-    """QR-DQN: quantiles of the return of each action, `QuantileReturns` (Dabney et al., 2018, arXiv:1710.10044).
+    """Head of QR-DQN: quantiles of each action's return, `QuantileReturns` (Dabney et al., 2018, arXiv:1710.10044).
 
     Args:
       quantiles: number of quantiles.
@@ -154,7 +154,7 @@ class QuantileValues:
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitQuantileValues:
-    """IQN: quantiles of the return of each action at sampled fractions (Dabney et al., 2018, arXiv:1806.06923).
+    """Head of IQN: quantiles of each action's return at sampled fractions (Dabney et al., 2018, arXiv:1806.06923).
 
     Features are multiplied by an embedding of each fraction. If keys are passed, fractions are sampled for each element
     of a batch; otherwise, they are the midpoints of `quantiles` equal intervals.
@@ -209,7 +209,7 @@ class NoisyDense(nnx.Module):
 
 
 class _Stream(nnx.Module):
-    """ReLU layers followed by an output layer, all of them noisy if the head is."""
+    """ReLU layers followed by an output layer; all of them are noisy if the head is noisy."""
 
     def __init__(self, head: Any, inputs: int, outputs: int, rngs: nnx.Rngs):
         check_positive("widths", head.widths)

@@ -91,7 +91,7 @@ def _in_turn(decay, update, *, reverse):
 
 
 class _Stacked(nnx.Module):
-    """Stacked layers with linear recurrences, after a linear layer if the inputs have another size than `width`."""
+    """Stacked layers with linear recurrences, after a linear layer if the size of the inputs is not `width`."""
 
     def __init__(self, core: "MinGRU | LRU", inputs: int, rngs: nnx.Rngs):
         for name in ("width", "layers"):

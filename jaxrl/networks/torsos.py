@@ -58,7 +58,7 @@ class Torso(Protocol):
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
     """Convert elements of a box to float32, scaling uint8 to [0, 1] by the space's largest bound (255 for pixels).
 
-    Elements of other dtypes are only cast; if the space is uint8, they have been normalized before.
+    Elements of other dtypes are only cast: for a uint8 space, such elements have already been normalized.
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) * jnp.float32(1.0 / max(int(space.high.max(initial=1)), 1))
@@ -161,7 +161,7 @@ class MLP:
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are always float32.
       stretch: whether to divide numbers of a bounded box whose magnitude stays below 1 by their maximum magnitude,
-        because newly initialized layers respond little to small inputs. Not for normalized observations.
+        because newly initialized layers respond little to small inputs. Do not use it for normalized observations.
       symlog: whether to replace each input x by sign(x) ln(1 + |x|), so that large inputs do not saturate the layers,
         as in Dreamer (Hafner et al., 2023, arXiv:2301.04104). Unlike `normalize_observation`, it needs no statistics.
     """
@@ -195,10 +195,10 @@ def has_grids(space: spaces.Space) -> bool:
 
 
 def image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
-    """Check that a space is an image; return it, (height, width, channels), and whether channels come first.
+    """Check that a space is an image; return it, its (height, width, channels), and whether channels come first.
 
-    Channels come first in EnvPool, for example; they are the first axis if it is the shortest. `name` is the reader of
-    the image, for the error message.
+    Channels come first in EnvPool, for example; the first axis is the channels if it is the shortest. `name` is the
+    torso's name, for the error message.
 
     Raises:
       ConfigError: the space is not a box with three axes.
@@ -376,7 +376,7 @@ class ImpalaCNN:
 
 
 class _ResidualStack(nnx.Module):
-    """Sections, one per entry of `channels`: a convolution, max pooling that halves the image, two residual blocks."""
+    """Sections of a convolution, max pooling that halves the image, and two residual blocks; one per channel count."""
 
     def __init__(self, torso: "ImpalaResNet", shape: tuple[int, int, int], rngs: nnx.Rngs):
         height, width, inputs = shape

@@ -75,7 +75,7 @@ class _Attention(nnx.Module):
         return jnp.concatenate([x[:-1], x[1:]], axis=1)
 
     def _attend(self, query, key, value, positions, earliest, first_row):
-        """Attend from the S steps of a block to the K = memory + S rows of its window; return `[S, B, heads, size]`."""
+        """Attend from a block's S steps to the K = memory + S rows of its window; return `[S, B, heads, size]`."""
         steps, width, rows = query.shape[0], query.shape[-1], key.shape[0]
         content, position = (
             self._heads(query + bias[...][None, None]) for bias in (self.content_bias, self.position_bias)
@@ -97,7 +97,7 @@ class _Attention(nnx.Module):
 
 
 class _Gate(nnx.Module):
-    """GRU-like gate of a residual connection; initially, it is almost closed and returns about x."""
+    """GRU-like gate of a residual connection; initially, it is almost closed and returns approximately x."""
 
     def __init__(self, core: "GTrXL", rngs: nnx.Rngs):
         width = core.width

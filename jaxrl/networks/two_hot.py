@@ -10,7 +10,7 @@ _VECTOR = 128  # number of floats, a multiple of the width of the processor's ve
 
 
 def symlog(x: jax.Array) -> jax.Array:
-    """Return sign(x) log(1 + |x|): about x for small x, logarithmic for large x."""
+    """Return sign(x) log(1 + |x|), which is approximately x for small x and logarithmic for large x."""
     # A sum over positive and negative x, whose gradients at 0 add up to 1; at 0, sign(x) and |x| have gradients of 0.
     return jnp.log1p(jnp.maximum(x, 0.0)) - jnp.log1p(jnp.maximum(-x, 0.0))
 
@@ -59,6 +59,6 @@ class TwoHot(struct.PyTreeNode):
         return jnp.sum((odds[..., 1, :] - odds[..., 0, :]) * upper, axis=-1) / total
 
     def loss(self, target: jax.Array) -> jax.Array:
-        """Return the cross-entropy `[...]` with the two-hot encoding of `target` `[...]`, which gets no gradient."""
+        """Return the cross-entropy `[...]` with the two-hot encoding of `target` `[...]`; no gradient flows to it."""
         target = jax.lax.stop_gradient(two_hot(target, self.logits.shape[-1]))
         return -jnp.sum(target * jax.nn.log_softmax(self.logits, axis=-1), axis=-1)

@@ -1,9 +1,9 @@
-"""Layers whose weights have unit norm, initially and after each gradient step, which ends with `project`.
+"""Layers whose weights have unit norm, initially and after every gradient step, because each step calls `project`.
 
 Only the direction of a weight vector is learned, so a gradient step rotates the vector by an angle that does not shrink
 during training (Lyle et al., 2024, arXiv:2407.01800; Lee et al., 2025, arXiv:2502.15280). A layer declares such
 parameters by the names `unit_kernel`, and `unit_scale` with `unit_bias`, so code that takes gradient steps needs no
-special case.
+special case for these layers.
 """
 
 import math

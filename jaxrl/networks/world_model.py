@@ -39,12 +39,12 @@ class LatentState(struct.PyTreeNode):
 
     @property
     def features(self) -> jax.Array:
-        """Return the vector `[..., deter + stoch * classes]`, which is the input of the heads."""
+        """The vector `[..., deter + stoch * classes]` that is the input of the heads."""
         return jnp.concatenate([self.deter, self.stoch.reshape((*self.deter.shape[:-1], -1))], axis=-1)
 
 
 class LatentCarry(struct.PyTreeNode):
-    """Latent state between time steps, small enough to be stored in a replay."""
+    """Latent state between time steps, small enough to be stored in a replay buffer."""
 
     deter: jax.Array  # [..., deter]
     classes: jax.Array  # int32 [..., stoch]; -1 before an episode
@@ -67,7 +67,7 @@ class Outcome(struct.PyTreeNode):
 
     @property
     def discount(self) -> jax.Array:
-        """Return the expected discount of the following steps, `[...]`, between -1 and 1."""
+        """The expected discount of the following steps, `[...]`, between -1 and 1."""
         goes_on = jax.nn.sigmoid(self.continues)
         return goes_on if self.negative is None else goes_on * -jnp.tanh(0.5 * self.negative)
 
@@ -75,7 +75,7 @@ class Outcome(struct.PyTreeNode):
 class Predictions(struct.PyTreeNode):
     """Predictions for the time step of a state, with any leading axes."""
 
-    observation: list[jax.Array]  # for each array of an observation: an image, symlog of the flat vector, or logits
+    observation: list[jax.Array]  # for each array of an observation: an image, symlog of the flat array, or logits
     outcome: Outcome
 
 
@@ -99,10 +99,10 @@ class WorldModel(_Called):
       classes: number of classes of each categorical variable.
       hidden: width of the layers within the dynamics.
       units: width of the layers of encoder, decoder and heads.
-      depth: base number of channels for images.
+      depth: base number of channels for images, which the multipliers scale.
       blocks: number of diagonal blocks of the recurrent unit's weights; 1: dense.
       layers: number of layers of encoder, decoder, policy and critic; reward and continuation heads have one.
-      multipliers: multipliers of the channels after each halving of an image, until its size is at most 4.
+      multipliers: multipliers of the number of channels after each halving of an image, until its size is at most 4.
       kernel: height and width of convolutions.
       uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
       min_std: minimum standard deviation of continuous actions, in units of half their range.
@@ -128,17 +128,17 @@ class WorldModel(_Called):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Return the number of channels after each halving of an image."""
+        """The number of channels after each halving of an image."""
         return tuple(self.depth * multiplier for multiplier in self.multipliers)
 
     @property
     def predictions(self) -> "ModelPart":
-        """Return the network of the decoder and the heads for reward and continuation."""
+        """The network of the decoder and the heads for reward and continuation."""
         return ModelPart(self, PredictionModule)
 
     @property
     def critic(self) -> "ModelPart":
-        """Return the critic, a network that maps features to `TwoHot` values."""
+        """The critic, a network that maps features to `TwoHot` values."""
         return ModelPart(self, CriticModule)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
@@ -254,7 +254,7 @@ class ModelModule(nnx.Module):
         return list(spaces.leaves(self.spec.action_space))
 
     def encode(self, observation: PyTree) -> jax.Array:
-        """Encode observations `[..., *shape]` as inputs of the posterior."""
+        """Encode observations `[..., *shape]` as inputs of the posterior network."""
         leaves = spaces.leaves(self.spec.observation_space)
         pairs = list(zip(jax.tree.leaves(observation), leaves, strict=True))
         encoded = [getattr(self, f"image_{i}")(x) for i, (x, leaf) in enumerate(pairs) if is_image(leaf)]

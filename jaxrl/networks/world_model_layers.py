@@ -73,7 +73,7 @@ class Stack(nnx.Module):
 
 
 def _shapes(space: spaces.Box, depths: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Return (height, width, channels) of an image, first the original ones and then those after each halving.
+    """Return the (height, width, channels) of an image before and after each halving.
 
     `depths` are the numbers of channels after each halving.
     """

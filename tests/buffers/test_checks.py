@@ -22,7 +22,7 @@ def problems(rollout=4, **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"capacity": 50}, "capacity=50 is less than min_size=100; raise it"),
+        ({"capacity": 50}, "capacity=50 must be at least min_size=100"),
         ({"capacity": 100, "n_step": 12}, "capacity=100 is too small for items of 8 environments; use at least 160"),
         ({"batch_size": 30}, "batch_size=30 is not divisible by 4 shards; use a multiple"),
         ({"n_step": 0}, "n_step=0 must be a whole number of at least 1"),

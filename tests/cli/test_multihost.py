@@ -120,7 +120,7 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--process-id", "0"], "--process-id: only with --distributed"),
+        (["--process-id", "0"], "--process-id can only be used with --distributed"),
         (["--distributed", "--coordinator", "host:1"], "--num-processes, --process-id: missing; give all three"),
         (["--distributed", "--coordinator", "host", "--num-processes", "2", "--process-id", "0"], "must be HOST:PORT"),
         (["--distributed", "--coordinator", "host:1", "--num-processes", "2", "--process-id", "2"], "between 0 and 1"),
@@ -131,9 +131,9 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         (["--launch", "cluster", "--coordinator", "host:1"], "--num-processes, --process-id: missing"),
         (["--launch", "process:2"], "--launch: unknown way to launch 'process'"),
         (["--launch", "processes:0"], "--launch: processes: count=0 must be at least 1"),
-        (["--launch", "processes:2", "--distributed"], "not with --launch processes:2, which starts the processes"),
+        (["--launch", "processes:2", "--distributed"], "cannot be used with --launch processes:2, which starts"),
         (["--launch", "processes:2:restarts=1"], "needs --run-dir, since a restart resumes from its newest checkpoint"),
-        (["--launch", "processes:2", "--process-id", "1"], "--process-id: only with --distributed"),
+        (["--launch", "processes:2", "--process-id", "1"], "--process-id can only be used with --distributed"),
         (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be 0 or 1"),
     ],
 )
@@ -151,11 +151,11 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train", "--launch processes:1:evaluators=1: needs --run-dir, where the evaluator finds the checkpoints"),
-        ("sweep", "--launch processes:1:evaluators=1: not with sweep; an evaluator needs the checkpoints of"),
-        ("pbt", "--launch processes:1:evaluators=1: not with pbt; an evaluator"),
-        ("compile", "--launch processes:1:evaluators=1: not with compile; an evaluator"),
-        ("tune", "--launch, --distributed: not with tune"),
+        ("train", "--launch processes:1:evaluators=1 needs --run-dir, where the evaluator finds the checkpoints"),
+        ("sweep", "--launch processes:1:evaluators=1 cannot be used with sweep; an evaluator needs the checkpoints of"),
+        ("pbt", "--launch processes:1:evaluators=1 cannot be used with pbt; an evaluator"),
+        ("compile", "--launch processes:1:evaluators=1 cannot be used with compile; an evaluator"),
+        ("tune", "--launch and --distributed cannot be used with tune"),
     ],
 )
 def test_what_an_evaluator_cannot_follow_starts_nothing(command, words, capsys, monkeypatch):
@@ -196,8 +196,8 @@ OF_TWO = "--distributed --coordinator host:1 --num-processes 2 --process-id 0"
     ("line", "words"),
     [
         ("ppo --env gymnax:CartPole-v1 --distributed --gamma 2", ["PPO.gamma=2.0", "--total-steps"]),
-        (f"{HOST} {OF_TWO} --learner-batch 4", ["--learner-batch 4: not with several processes"]),
-        (f"{HOST} --launch processes:2 --error-buffer 512 --no-lockstep", ["--error-buffer 512.0, --no-lockstep: not"]),
+        (f"{HOST} {OF_TWO} --learner-batch 4", ["--learner-batch 4 cannot be used with several processes"]),
+        (f"{HOST} --launch processes:2 --error-buffer 512 --no-lockstep", ["512.0, --no-lockstep cannot be"]),
         (f"gail {HOST[7:]} {OF_TWO} --record-every 2", ["--record-every needs --record", "--dataset PATH"]),
         ("iql --dataset rlds:data --num-envs 2 --total-steps 8 --distributed", ["--num-envs 2 needs --env"]),
     ],

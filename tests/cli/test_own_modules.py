@@ -120,7 +120,7 @@ def test_what_was_not_imported_is_asked_for(folder, capsys):
     assert "did not return a network: it returned 3" in told(capsys, *train, "gymnax:CartPole-v1", *wrong, "no_network")
     both = (*wrong, "own", "--network.torso", "mlp:8", "--network.shared", "true")
     said = told(capsys, *train, "gymnax:CartPole-v1", *both)
-    assert said.count("not with --network, which replaces that network") == 2
+    assert said.count("cannot be used with --network, which replaces that network") == 2
 
 
 # --- from training to a sweep --------------------------------------------------------------------------------------

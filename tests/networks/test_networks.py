@@ -207,9 +207,9 @@ ALLOWED = jnp.ones((T, B, 4), bool)
             r"mask has the parts \['chioce'\], which .* parts are \['amount', 'choice'\]",
         ),
         ({"choice": (ALLOWED, None)}, r"a tuple of 2, but the space has the parts \[0, 1, 2\]"),
-        ({"choice": (ALLOWED[..., :1], None, None)}, r"mask of Discrete.*\(5, 3, 1\); allowed is \[..., 4\], or None"),
-        ({"choice": ({"a": ALLOWED}, None, None)}, r"mask of Discrete.*\{'a': \(5, 3, 4\)\}; allowed is \[..., 4\]"),
-        ({"amount": ALLOWED}, r"mask of Box.*\(5, 3, 4\); allowed is None"),
+        ({"choice": (ALLOWED[..., :1], None, None)}, r"mask of Discrete.*\(5, 3, 1\); it must be \[..., 4\], or None"),
+        ({"choice": ({"a": ALLOWED}, None, None)}, r"mask of Discrete.*\{'a': \(5, 3, 4\)\}; it must be \[..., 4\]"),
+        ({"amount": ALLOWED}, r"mask of Box.*\(5, 3, 4\); it must be None"),
     ],
 )
 def test_masks_that_are_not_like_the_action_are_refused(mask, said):

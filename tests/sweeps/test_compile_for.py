@@ -133,7 +133,7 @@ def test_flags_without_meaning_for_a_target_are_refused(capsys):
     words = ["compile", "ppo", "--env", "probe:Truncated", "--target", "v5e:2x2", "--record", "data/rows", "--launch"]
     assert main.main([*words, "processes:2"]) == 2
     told = capsys.readouterr().err
-    assert "--record: not with --target" in told and "--launch: not with --target" in told
+    assert "--record cannot be used with --target" in told and "--launch cannot be used with --target" in told
 
 
 @pytest.mark.exhaustive

@@ -132,10 +132,10 @@ def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
     ("flags", "words"),
     [
         (["--backend", "ray"], "--backend ray needs --run-dir"),
-        (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping: not with --backend ray"),
-        (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite: not with --backend ray"),
+        (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping cannot be used with --backend ray"),
+        (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite cannot be used with --backend ray"),
         (["--overwrite"], "overwrite needs run_dir="),
-        (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run: not with --backend jax"),
+        (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run cannot be used with --backend jax"),
     ],
 )
 def test_flags_of_one_backend_are_not_for_the_other(flags, words, capsys):
