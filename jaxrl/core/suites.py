@@ -12,7 +12,7 @@ _REGISTERED = registry.registered("environment")
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
     "install a package that declares your suite (entry point jaxrl.suites), or register a single environment with "
-    "jaxrl.register, in a shell with --import MODULE"
+    "jaxrl.register (on the command line: --import MODULE)"
 )
 
 
@@ -86,13 +86,15 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         homes = [home for home in known if home.partition(":")[2].lower() == name.lower()]
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
-        raise unknown("environment", name, known, "names are 'suite:name'; jaxrl envs lists those of all suites")
+        raise unknown(
+            "environment", name, known, "names have the form 'suite:name'; jaxrl envs lists the names of all suites"
+        )
     if suite not in suite_modules.SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
         if suite not in suite_modules.declared():
-            raise unknown("suite", suite, _known_suites(), f"asked for {name!r}; {_YOURS}")
+            raise unknown("suite", suite, _known_suites(), f"in the name {name!r}; {_YOURS}")
     _need(suite, name)
     return suite, rest
 
