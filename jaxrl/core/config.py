@@ -68,7 +68,7 @@ def not_written(config: Any) -> list[str]:
         return [
             f"{config['opaque']:.200} could not be written to config.json, so it cannot be read back; register its "
             "class or function with jaxrl.register before training, or pass the algorithm or environment: "
-            "jaxrl.load(path, algo=..., env=...), on the command line --import MODULE --env NAME"
+            "jaxrl.load(path, algo=..., env=...), or --import MODULE --env NAME on the command line"
         ]
     parts = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
     return [line for part in parts for line in not_written(part)]

@@ -11,8 +11,8 @@ _REGISTERED = registry.registered("environment")
 # Suites that list their names without long imports; a name without a suite is looked up in these and in users' suites.
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
-    "install a package that declares your suite (entry point jaxrl.suites), or register a single environment with "
-    "jaxrl.register (on the command line: --import MODULE)"
+    "install a package that declares your suite (entry point jaxrl.suites), register a single environment with "
+    "jaxrl.register, or add --import MODULE on the command line"
 )
 
 

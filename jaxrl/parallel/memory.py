@@ -10,7 +10,7 @@ from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
 from jaxrl.parallel.targets import Target
 
-_HEADROOM = 0.9  # usable fraction of the free memory; the rest is for the program itself
+_HEADROOM = 0.9  # usable fraction of the free memory; the program itself needs the remaining memory
 
 
 def size_of(tree: PyTree) -> int:
