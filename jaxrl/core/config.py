@@ -1,4 +1,4 @@
-"""Conversion of configurations to JSON and back: trees of dataclasses, such as algorithms, networks and topologies.
+"""Conversion to JSON and back of configurations: trees of dataclasses, such as algorithms, networks and topologies.
 
 A file refers to classes and functions by their registered names (`jaxrl.core.registry`): reading a configuration
 creates instances of registered dataclasses, but never imports or runs anything else that the file names.
@@ -134,7 +134,7 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_sizes(config: Any) -> None:
-    """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before creating any.
+    """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before they are created.
 
     Raises:
       ValueError: they have more numbers.

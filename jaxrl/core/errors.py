@@ -27,7 +27,7 @@ class EnvironmentContractError(JaxrlError):
 
 
 class EnvironmentFailedError(JaxrlError):
-    """Error for a host environment that raised an error, hung or lost its process; its message has any traceback.
+    """Error for a host environment that failed, hung or lost its process; the message contains the traceback, if any.
 
     Attributes:
       index: index of the environment among all environments of the run; None if a whole group failed.

@@ -1,4 +1,4 @@
-"""Reading and writing of untrusted files: reads are bounded, and writes never follow links elsewhere."""
+"""Reading and writing of untrusted files: reads are bounded in size, and writes never follow links."""
 
 import contextlib
 import errno

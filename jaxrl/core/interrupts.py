@@ -259,7 +259,7 @@ _tries: list[object] = []  # the pending retry of an interrupt, if any
 
 
 def _interrupt() -> None:
-    """Raise KeyboardInterrupt in the main thread: now, or shortly later if it is importing a module."""
+    """Raise KeyboardInterrupt in the main thread: now, or after a short delay if it is importing a module."""
     if _is_importing(sys._getframe()):
         _interrupt_again()
     else:

@@ -108,7 +108,7 @@ def evaluation_key(key: jax.Array) -> jax.Array:
 
 
 def population_key(key: jax.Array, point: int) -> jax.Array:
-    """Return the key for evaluating and selecting the members of a population, with root key `key`, at `point`."""
+    """Return the key for evaluation and selection number `point` of a population, whose root key is `key`."""
     return jax.random.fold_in(jax.random.fold_in(key, _POPULATION), point)
 
 

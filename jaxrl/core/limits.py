@@ -35,7 +35,7 @@ def describe(limits: Mapping[str, float]) -> str:
 
 
 def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | None:
-    """Return why a number is outside its limits or float32's range, such as "must be at least 0"; None if it is valid.
+    """Return the problem of a number outside its limits or float32's range, such as "must be at least 0", or None.
 
     Args:
       number: any value; scalars of Python, NumPy and JAX are numbers.
@@ -158,5 +158,5 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def training_problems(**counts: object) -> list[str]:
-    """Return one error line per count, such as `total_steps=0`, that is not a whole number of its minimum or more."""
+    """Return an error line per count, such as `total_steps=0`, that is not a whole number >= its minimum in `LEAST`."""
     return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

@@ -44,7 +44,7 @@ class Rollouts:
 class Episodes:
     """On-policy source of whole episodes: a batch has the first `count` episodes that ended since the previous batch.
 
-    Environments also step during updates, so an episode may begin with one version of the policy and end with another;
+    Environments continue between batches, so an episode may begin with one version of the policy and end with another;
     each row contains the probability of its action. A batch is a `jaxrl.core.types.Rollout` `[T, count]`, in which each
     episode is a column, and rows after its end have weight 0.
 

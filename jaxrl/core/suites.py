@@ -1,4 +1,4 @@
-"""Lookup of environment names, with the same errors whether suites are imported or not."""
+"""Lookup of environment names, with the same error messages whether or not suites were imported."""
 
 import importlib.util
 import warnings
@@ -67,7 +67,7 @@ def _need(suite, what):
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """Return the suite and the rest of a name, for jaxrl's and installed suites; None for a registered environment.
+    """Split a name into suite and environment, for jaxrl's and installed suites; return None for a registered name.
 
     Args:
       name: "suite:name".

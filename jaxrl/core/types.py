@@ -1,4 +1,4 @@
-"""Data types and protocols that packages share.
+"""Data types and protocols shared by jaxrl's packages.
 
 Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the reward
 and ending that followed. The last observation of an episode is a separate row: its action is ignored, its `weight` is

@@ -26,7 +26,7 @@ from jaxrl.parallel.rollout import Acting
 
 
 class RolloutCollector[Env](Protocol):
-    """A method of collecting the rollouts of a run. Hashable, as it is a static argument of compiled functions."""
+    """A strategy for collecting the rollouts of a run. Hashable, as it is a static argument of compiled functions."""
 
     def __hash__(self) -> int: ...
 

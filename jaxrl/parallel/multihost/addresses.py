@@ -1,4 +1,4 @@
-"""The address at which the other processes of a run reach this one, and checks of the connection."""
+"""The address at which the other processes of a run reach this process, and checks of the connection."""
 
 import errno
 import ipaddress

@@ -104,7 +104,7 @@ def parse(text: str) -> Launch:
 
 
 def problems(how: Launch) -> list[str]:
-    """Return a line for each number in `how` that is invalid or more than this machine has."""
+    """Return an error line for each number in `how` that is invalid or too large for this machine."""
     if not isinstance(how, Several):
         return []
     kind = next(kind for kind, known in _KINDS.items() if isinstance(how, known))

@@ -80,7 +80,7 @@ Launch = Here | Cluster | Several
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process in its run.
+    """The place of a process in its run: its index, the number of processes, and the coordinator's address.
 
     Attributes:
       coordinator, num_processes, process_id: the arguments of `distributed.initialize`; evaluators are not counted, and
