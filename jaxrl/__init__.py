@@ -1,6 +1,6 @@
-"""jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program.
+"""jaxrl: reinforcement learning in JAX, with environments, replay and learner in one compiled program.
 
-Every public name is loaded when it is first used (PEP 562), so `import jaxrl` costs no more than `import jax`.
+A public name is imported when it is first used (PEP 562), so `import jaxrl` takes no longer than `import jax`.
 """
 
 import importlib
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives; a test holds this to the imports above.
+# The module of each public name; a test compares this with the imports above.
 _PUBLIC = {
     "A2C": "algos",
     "AlphaZero": "algos",

@@ -1,4 +1,4 @@
-"""The program `jaxrl`, also as `python -m jaxrl`: it owns its signals before it imports more."""
+"""Entry point of the commands `jaxrl` and `python -m jaxrl`, which installs signal handlers before other imports."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Schedules: numbers that change over a run, in the place of a number in an algorithm's field."""
+"""Schedules: values that change during a run, accepted by algorithm fields in place of numbers."""
 
 from jaxrl.core import schedules as _core
 from jaxrl.core.schedules import *  # noqa: F403

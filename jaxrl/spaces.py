@@ -1,4 +1,4 @@
-"""Spaces of observations and actions: immutable and hashable, hence static under `jit`."""
+"""Observation and action spaces, which are immutable and hashable, and thus valid static arguments of `jax.jit`."""
 
 from jaxrl.core import spaces as _core
 from jaxrl.core.spaces import *  # noqa: F403

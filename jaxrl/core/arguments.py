@@ -1,4 +1,4 @@
-"""Conversion and checks of public functions' arguments by their annotations, before anything is compiled."""
+"""Conversion and checks of public functions' arguments according to their annotations, before compilation."""
 
 import functools
 import inspect
@@ -25,17 +25,17 @@ _WORDS = {
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Return the member types of a union annotation; other annotations count as a union of one."""
+    """Return the types in a union annotation; for any other annotation, return a tuple of only this annotation."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
 def is_whole(annotation: Any) -> bool:
-    """Return whether an annotation describes whole numbers: `int`, `int | None`, `int | Sequence[int]`."""
+    """Return whether an annotation allows int but not float, such as `int`, `int | None` or `int | Sequence[int]`."""
     return int in members(annotation) and float not in members(annotation)
 
 
 def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Accept whole numbers of any type as integer arguments: `total_steps=1e6`, `num_envs=np.int64(3)`."""
+    """Wrap `function` so that its integer arguments, except seeds, accept whole numbers of any type, such as `1e6`."""
     parameters = inspect.signature(function).parameters
     counts = {name: whole for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
     return converting(function, list(parameters), counts)
@@ -44,7 +44,7 @@ def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def converting[**P, R](
     function: Callable[P, R], order: Sequence[str], converters: Mapping[str, Callable[[Any], Any]]
 ) -> Callable[P, R]:
-    """Convert arguments of a function before it is called.
+    """Wrap `function` so that its arguments are converted before the call.
 
     Args:
       function: the function.
@@ -75,10 +75,10 @@ def problems_of(function: Callable, values: Mapping[str, Any], **limits: Limits)
 
 
 def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that checks arguments by their annotations and raises one `ConfigError` for all problems.
+    """Return a decorator that checks arguments against their annotations and raises one `ConfigError` for all problems.
 
-    Arguments annotated as `int`, `float`, `bool`, `str`, a path, a class, or one of these or None, are checked; whole
-    numbers of any type become an `int`.
+    It checks arguments annotated with `int`, `float`, `bool`, `str`, a path, a class, or one of these in a union with
+    None. Whole numbers of any type are converted to `int`.
 
     Args:
       **limits: limits or allowed values of each argument, by name: `episodes={"low": 1}`,

@@ -1,4 +1,4 @@
-"""Conversion of configurations to JSON and back: trees of dataclasses, such as algorithms, networks and topologies.
+"""Conversion to JSON and back of configurations: trees of dataclasses, such as algorithms, networks and topologies.
 
 A file refers to classes and functions by their registered names (`jaxrl.core.registry`): reading a configuration
 creates instances of registered dataclasses, but never imports or runs anything else that the file names.
@@ -25,9 +25,10 @@ _NUMBERS = "fiub"  # kinds of dtypes that are allowed in files
 
 
 def encode(value: Any) -> Any:
-    """Return `value` as JSON values; dataclasses become objects with a "type", other non-JSON types tagged objects.
+    """Return `value` as JSON values; dataclasses become JSON objects with the key "type".
 
-    A value that cannot be read back (an unregistered class or function) becomes {"opaque": its repr}.
+    Values of other types become JSON objects with a tag, such as {"float": "inf"}. A value that cannot be decoded (an
+    instance of an unregistered class, or an unregistered function) becomes {"opaque": its repr}.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -52,29 +53,29 @@ def encode(value: Any) -> Any:
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, as `encode` writes them."""
+    """Return the fields of a dataclass by name, each encoded by `encode`."""
     return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
 
 
 def opaque(value: Any) -> dict[str, str]:
-    """Return the placeholder for a value that cannot be read back; it is the same in every process."""
+    """Return the placeholder for a value that cannot be decoded: its repr, without memory addresses."""
     return {"opaque": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
 def not_written(config: Any) -> list[str]:
-    """Return one line for each part of a configuration that was written as `opaque`, with the remedy."""
+    """Return one error line for each part of an encoded configuration that is a placeholder from `opaque`."""
     if isinstance(config, Mapping) and set(config) == {"opaque"}:
         return [
             f"{config['opaque']:.200} could not be written to config.json, so it cannot be read back; register its "
             "class or function with jaxrl.register before training, or pass the algorithm or environment: "
-            "jaxrl.load(path, algo=..., env=...), in a shell --import MODULE --env NAME"
+            "jaxrl.load(path, algo=..., env=...), or --import MODULE --env NAME on the command line"
         ]
     parts = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
     return [line for part in parts for line in not_written(part)]
 
 
 def decode(value: Any) -> Any:
-    """Return the value that `encode` wrote; lists come back as tuples.
+    """Return the value that was encoded by `encode`; lists become tuples.
 
     Raises:
       ConfigError: a name is not registered, a value does not fit its field, or a part could not be written as JSON.
@@ -97,7 +98,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
     # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # A number with the default 0 may have been a switch in an earlier version; False was off.
+    # An integer field with the default 0 may have been a bool in an earlier version, where False had the effect of 0.
     off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
     values = {name: 0 if item is False and name in off else item for name, item in values.items()}
     return build(cls, older | values | overrides)
@@ -116,10 +117,10 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
-            raise ConfigError(f"{name} cannot have {field}={item!r:.80}")
+            raise ConfigError(f"{name} has a value of the wrong type: {field}={item!r:.80}")
     if not cls.__dataclass_params__.init:  # `__init__` does not accept the fields as arguments
         if lacking := sorted(known - set(values)):
-            raise ConfigError(f"{name} lacks {', '.join(lacking)}")
+            raise ConfigError(f"{name} lacks values for {', '.join(lacking)}")
         bare = cls.__new__(cls)
         for field, item in values.items():
             object.__setattr__(bare, field, item)
@@ -129,11 +130,11 @@ def build(cls: Any, values: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError, KeyError) as error:
-        raise ConfigError(f"{name} cannot be made from its fields: {error}") from error
+        raise ConfigError(f"{name} cannot be created from its fields: {error}") from error
 
 
 def check_sizes(config: Any) -> None:
-    """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before creating any.
+    """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before they are created.
 
     Raises:
       ValueError: they have more numbers.
@@ -182,7 +183,9 @@ def _decode(value):
             return registry.find(item)
         if kind == "opaque":
             raise ConfigError(not_written(value))
-    raise ConfigError(f"a configuration cannot contain an object with {', '.join(sorted(value)) or 'no entries':.80}")
+    raise ConfigError(
+        f"a configuration cannot contain an object with these keys: {', '.join(sorted(value)) or 'none':.80}"
+    )
 
 
 def _decode_items(pairs):

@@ -1,7 +1,7 @@
 """Per-episode reductions of the values that an environment reports at every step (`TimeStep.info`), selected by name.
 
 "distance" is averaged over the episode's steps. "distance:last", "distance:max", "distance:min" and "distance:sum" are
-the last value, maximum, minimum and sum. Several reductions of one report have different names.
+the last value, maximum, minimum and sum. Several reductions of the same value may be selected.
 """
 
 from collections.abc import Iterable
@@ -11,21 +11,21 @@ REDUCTIONS = ("mean", "sum", "max", "min", "last")
 
 
 def parts(name: str) -> tuple[str, str]:
-    """Split a name into the reported quantity and one of `REDUCTIONS`."""
+    """Split a name into the name of the reported value and its reduction, one of `REDUCTIONS`."""
     report, colon, reduction = name.rpartition(":")
     return (report, reduction) if colon and reduction in REDUCTIONS else (name, "mean")
 
 
 def reports(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the reported quantity of each name."""
+    """Return these names without their reductions, as reported by the environment."""
     return tuple(parts(name)[0] for name in names)
 
 
 def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
-    """Update the running value of an episode after a step.
+    """Return the running value of an episode's reduction after a step.
 
     Args:
-      name: name that includes the reduction, as in `parts`.
+      name: name of the value, with or without a reduction, as for `parts`.
       so_far: the running value before this step; ignored at the first step, except by sums and means.
       value: the value at this step.
       steps: steps of the episode so far, including this one.
@@ -41,5 +41,5 @@ def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
 
 
 def of_episode(name: str, total: Any, steps: Any, xp: Any) -> Any:
-    """Return an episode's reduced value, given the running value of `fold` after the last step."""
+    """Return an episode's reduced value, given the result of `fold` for its last step."""
     return total / xp.maximum(steps, 1.0) if parts(name)[1] == "mean" else total

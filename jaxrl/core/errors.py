@@ -1,4 +1,4 @@
-"""Errors whose messages contain the problem, the value, the allowed values and a remedy."""
+"""Exceptions and warnings; their messages contain the problem, the value, the allowed values and a remedy."""
 
 import difflib
 import re
@@ -23,11 +23,11 @@ class ConfigError(JaxrlError, ValueError):
 
 
 class EnvironmentContractError(JaxrlError):
-    """Error for an environment that breaks the protocol `jaxrl.core.types.Environment`; the message names the leaf."""
+    """Error for a violation of the protocol `jaxrl.core.types.Environment`; the message names the invalid leaf."""
 
 
 class EnvironmentFailedError(JaxrlError):
-    """Error for a host environment that raised, hung or lost its process; the message contains the traceback, if any.
+    """Error for a host environment that failed, hung or lost its process; the message contains the traceback, if any.
 
     Attributes:
       index: index of the environment among all environments of the run; None if a whole group failed.
@@ -49,7 +49,7 @@ class MissingExtraError(JaxrlError, ImportError):
 
 
 class CheckpointError(JaxrlError):
-    """Error if no checkpoint can be restored; the message lists the attempted checkpoints and why each failed."""
+    """Error for a run without a restorable checkpoint; the message lists each attempted checkpoint and its error."""
 
 
 class RunDirectoryError(JaxrlError):
@@ -61,11 +61,11 @@ class DatasetError(JaxrlError):
 
 
 class NoDatasetError(DatasetError, ConfigError):
-    """Error for a name or path without a dataset."""
+    """Error for a name or path that does not refer to a dataset."""
 
 
 class RecordingError(JaxrlError):
-    """Error for trajectories of a run that could not be written; the message has the path and the reason."""
+    """Error for trajectories of a run that could not be written; the message contains the path and the reason."""
 
 
 class PeerError(JaxrlError):
@@ -73,7 +73,7 @@ class PeerError(JaxrlError):
 
 
 class RunStoppedWarning(RuntimeWarning):
-    """Warning that a run ended early because of a failure; its result is the state before the failure."""
+    """Warning that a run ended early because of a failure; the run's result is the state before the failure."""
 
 
 class NonFiniteError(JaxrlError):
@@ -125,7 +125,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
       kind: the kind of name, in words ("environment", "algorithm", "field of PPO").
       name: the name that was looked up.
       known: every name that exists.
-      listing: short clause that says where all names are listed; may be empty.
+      listing: further hint, such as where all names are listed; may be empty.
     """
     known = sorted(known)
     lowered = {k.lower(): k for k in known}

@@ -1,4 +1,4 @@
-"""Reading and writing of untrusted files: reads are bounded, and writes never follow links elsewhere."""
+"""Reading and writing of untrusted files: reads are bounded in size, and writes never follow links."""
 
 import contextlib
 import errno
@@ -20,9 +20,9 @@ DEEPEST = 200  # maximum nesting of objects and lists
 
 
 def expand(path: str | os.PathLike) -> Path:
-    """Return a path that a user gave, with `~` and `~user` at its beginning replaced by the home directory.
+    """Return a path from a user, with a leading `~` or `~user` replaced by the home directory.
 
-    A path to a folder that is named `~` is written `./~`.
+    For a folder that is itself named `~`, the user writes `./~`.
 
     Raises:
       ConfigError: the path is empty, there is no such user, or the user has no home directory.
@@ -39,7 +39,7 @@ def expand(path: str | os.PathLike) -> Path:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder set by `CACHE`, otherwise `jaxrl` in the user's cache folder; None if caching is off.
+    """Return the folder in JAXRL_CACHE, by default `jaxrl` in the user's cache folder; None if caching is off.
 
     Raises:
       ConfigError: JAXRL_CACHE is a path that `expand` rejects.
@@ -148,7 +148,7 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return `value` as strict JSON (RFC 8259), the only format that jaxrl writes; NaN and infinities become null.
+    """Return `value` as strict JSON (RFC 8259); NaN and infinities become null.
 
     Raises:
       TypeError: `value` contains something other than JSON values and tuples.

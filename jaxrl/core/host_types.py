@@ -15,12 +15,12 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 
     @property
     def failures(self) -> int:
-        """Return how often environments were rebuilt after a fault."""
+        """The number of times that environments were rebuilt after a fault."""
         ...
 
     @property
     def doing(self) -> str:
-        """Describe the pending call and the environments that it waits for; empty if no call is pending."""
+        """A description of the pending call and the environments that it waits for; empty if no call is pending."""
         ...
 
 
@@ -39,26 +39,26 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
         """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which need an action.
 
-        The call returns immediately. The caller does not modify the actions afterwards.
+        The call returns immediately. The caller must not modify the actions afterwards.
         """
         ...
 
     def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
         """Wait for `batch_size` environments; return their indices (int32 `[batch_size]`, in any order) and time steps.
 
-        At least `batch_size` environments must have a pending reset or action, whose result was not yet received.
+        At least `batch_size` environments must have a pending reset or action whose result was not received yet.
         """
         ...
 
 
 class RenderedEnvironment(HostEnvironment, Protocol):
-    """Host environments that can be rendered."""
+    """Host environment that can be rendered."""
 
     name: str
 
     @property
     def frames_per_second(self) -> float:
-        """Return the frame rate at which an episode looks natural, with one frame per step."""
+        """The frame rate for playing an episode at its natural speed, with one frame per step."""
         ...
 
     def render(self) -> np.ndarray | None:
@@ -71,7 +71,7 @@ class RenderedRecipe(HostRecipe, Protocol):
     """Recipe whose environments can be rendered."""
 
     def build_rendered(self, seed: int) -> RenderedEnvironment:
-        """Build one environment like those of `build`, but with rendering."""
+        """Build a single environment that differs from those of `build` only in that it can be rendered."""
         ...
 
 
@@ -90,7 +90,7 @@ class InstanceRecipe(HostRecipe, Protocol):
 
     @property
     def instance(self) -> Any | None:
-        """Return the user's environment instance; None if the recipe can create environments."""
+        """The user's environment instance; None if the recipe can create environments."""
         ...
 
 

@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAREWELL = 3.0  # seconds for clean-up before the process ends
 _LAST = 5.0  # seconds for threads and libraries to end after an interrupted command has returned
-_AGAIN = 0.05  # seconds until an interrupt is tried again
+_AGAIN = 0.05  # seconds until an interrupt is retried
 _IMPORTS = "<frozen importlib"
 
-_pipe: list[int] = []  # read and write ends, once the signals of this process are owned
+_pipe: list[int] = []  # read and write ends, once `own` was called
 _acting = threading.RLock()  # held while a signal is handled
 _receivers: list[Callable[[int], None]] = []  # innermost last
 _cleanups: list[Callable[[], object]] = []
@@ -43,9 +43,9 @@ _UNFLUSHED = 120  # Python's exit code if its output cannot be written
 
 
 def own() -> None:
-    """Take over this process's signals; called early in the main thread, and again if a library replaced the handlers.
+    """Install signal handlers for the process of a command; SIGHUP remains ignored under `nohup`.
 
-    SIGHUP stays ignored under `nohup`.
+    Call this early in the main thread, and again after a library has replaced the handlers.
     """
     if not _pipe:
         _pipe.extend(os.pipe())
@@ -84,9 +84,9 @@ def receiving(receive: Callable[[int], None]) -> Generator[None]:
     """Pass signals to `receive` within the block, instead of to the earlier handlers.
 
     Args:
-      receive: function called with the number of each signal. If this process is owned, it is called in a separate
-        thread, even while the main thread is busy; otherwise in the signal handler of the main thread. It may call
-        `leave`. It is not called after the block.
+      receive: function called with the number of each signal. If this process called `own`, the function runs in a
+        separate thread, even while the main thread is busy; otherwise in the signal handler of the main thread. It may
+        call `leave`. It is not called after the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -216,7 +216,7 @@ def _flush() -> bool:
 
 
 def _end() -> None:
-    """Exit with the command's exit code, or restore default handlers, because signals are no longer handled at exit."""
+    """Exit with the exit code of the command if it has returned; otherwise restore the default signal handlers."""
     if _exit_codes:
         _exit(_exit_codes[-1])
     for number in ENDING:
@@ -259,7 +259,7 @@ _tries: list[object] = []  # the pending retry of an interrupt, if any
 
 
 def _interrupt() -> None:
-    """Raise KeyboardInterrupt in the main thread: now, or shortly later if it is importing a module."""
+    """Raise KeyboardInterrupt in the main thread: now, or after a short delay if it is importing a module."""
     if _is_importing(sys._getframe()):
         _interrupt_again()
     else:
@@ -279,7 +279,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Interrupt again if a KeyboardInterrupt was lost in a weak reference's callback or a finalizer."""
+    """Retry the interrupt if a weak reference's callback or a finalizer lost it; pass other errors to `hook`."""
     if unraisable.exc_type is KeyboardInterrupt:
         _interrupt_again()
     else:

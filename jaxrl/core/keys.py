@@ -1,7 +1,8 @@
 """Derivation of a run's random keys from a single root key.
 
-The root is folded with a number for each stream, with the global index of an environment (never its device) and with
-the tick of a time step. The same seed therefore gives the same run on any number of devices and in any topology.
+Keys are derived with `jax.random.fold_in` from the number of a random stream, the global index of an environment (never
+its device), and the tick, which is the number of steps of each environment so far. The same seed therefore gives the
+same run on any number of devices and in any topology.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT, _POPULATIO
 
 
 def root_key(seed: int) -> jax.Array:
-    """Return a run's root key, of the kind that generates numbers without a loop.
+    """Return a run's root key, which generates random numbers without a loop (`jaxrl.core.threefry`).
 
     The key equals `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, even if they are disabled: its
     words are `(seed >> 32, seed mod 2^32)`. By default, JAX itself would ignore the first word.
@@ -27,16 +28,16 @@ def root_key(seed: int) -> jax.Array:
     """
     high, low = divmod(checked_seed("seed", seed), 1 << 32)
     key = jax.random.key(low)
-    if high:  # keys of every algorithm consist of these two words, once or twice
+    if high:  # keys of every PRNG algorithm consist of these two words, once or twice
         words = jax.random.key_data(key).reshape(-1, 2).at[:, 0].set(np.uint32(high))
         key = jax.random.wrap_key_data(words.reshape(-1), impl=jax.random.key_impl(key))
     return unrolled(key)
 
 
 def unrolled(key: jax.Array) -> jax.Array:
-    """Return keys that generate the same numbers as `key` without a loop; keys of another algorithm are unchanged.
+    """Return keys that generate the same numbers as `key` without a loop; keys of other PRNG algorithms are unchanged.
 
-    The returned keys have a separate type: JAX rejects, for example, a `where` between them and keys of
+    The returned keys have a different dtype: for example, JAX rejects `jnp.where` of these keys and keys from
     `jax.random.key`.
     """
     default = kind(key) == threefry.NAME and jax.config.jax_threefry_partitionable
@@ -44,14 +45,14 @@ def unrolled(key: jax.Array) -> jax.Array:
 
 
 def kind(key: Any) -> Any:
-    """Return the implementation of typed keys, the `impl` of `jax.random.wrap_key_data`; `key` may be a shape."""
+    """Return the PRNG implementation of typed keys, as in `jax.random.key_impl`; `key` may be a `ShapeDtypeStruct`."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
     return found[0]
 
 
 def algorithm(key: Any) -> str:
-    """Return the name of the algorithm of typed keys, as stored in files; `key` may be a shape."""
+    """Return the name of the PRNG algorithm of typed keys, as stored in files; `key` may be a `ShapeDtypeStruct`."""
     found = kind(key)
     return threefry.NAME if found == threefry.KEYS else str(found)
 
@@ -62,12 +63,12 @@ def initial_key(key: jax.Array) -> jax.Array:
 
 
 def environment_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
-    """Return the root key [B] of each environment, by its global index [B]."""
+    """Return the root keys [B] of the environments with these global indices [B]."""
     return _per_environment(jax.random.fold_in(key, _ENVIRONMENT), env_index)
 
 
 def policy_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
-    """Return the root key [B] of each environment's action sampling, by its global index [B]."""
+    """Return the root keys [B] for sampling actions in the environments with these global indices [B]."""
     return _per_environment(jax.random.fold_in(key, _POLICY), env_index)
 
 
@@ -76,17 +77,17 @@ def _per_environment(key, env_index):
 
 
 def reset_keys(roots: jax.Array) -> jax.Array:
-    """Return the keys [B] of each environment's first reset."""
+    """Return the keys [B] for each environment's first reset."""
     return jax.vmap(lambda root: jax.random.fold_in(root, 0))(roots)
 
 
 def episode_keys(env_keys: jax.Array) -> jax.Array:
-    """Return the keys [B] of explicit resets, derived from the environments' step keys [B] at the same tick."""
+    """Return the keys [B] for explicit resets, derived from the environments' step keys [B] at the same tick."""
     return jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys)
 
 
 def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
-    """Return the keys [length, B] of the `length` ticks that follow `first_tick` (uint32)."""
+    """Return the keys [length, B] for the `length` ticks after `first_tick` (uint32)."""
     steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is used by the first reset
     return jax.vmap(lambda tick: jax.vmap(lambda root: jax.random.fold_in(root, tick))(roots))(steps_per_env)
 
@@ -107,7 +108,7 @@ def evaluation_key(key: jax.Array) -> jax.Array:
 
 
 def population_key(key: jax.Array, point: int) -> jax.Array:
-    """Return the key for copying between a population's members at `point`; `key` is the population's root key."""
+    """Return the key for evaluation and selection number `point` of a population, whose root key is `key`."""
     return jax.random.fold_in(jax.random.fold_in(key, _POPULATION), point)
 
 

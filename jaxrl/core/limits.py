@@ -1,4 +1,4 @@
-"""Limits of numbers and their error messages, without JAX, so that the command line checks before importing JAX."""
+"""Limits on numbers, and error messages about them; the command line uses this module before JAX is imported."""
 
 import math
 import operator
@@ -30,12 +30,12 @@ LEAST = {
 
 
 def describe(limits: Mapping[str, float]) -> str:
-    """Return limits in words, "at least 0 and at most 1"; entries that are not limits are skipped."""
+    """Return limits in words, such as "at least 0 and at most 1"; entries that are not limits are skipped."""
     return " and ".join(f"{WORDS[name]} {limit:g}" for name, limit in limits.items() if name in WORDS)
 
 
 def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | None:
-    """Return why a number is outside its limits or float32's range, such as "must be at least 0"; None if it is valid.
+    """Return the problem of a number outside its limits or float32's range, such as "must be at least 0", or None.
 
     Args:
       number: any value; scalars of Python, NumPy and JAX are numbers.
@@ -75,7 +75,7 @@ def varies(mean: Any, std: Any, least: float = _LEAST_STD) -> Any:
 
     Dividing nearly constant values by their standard deviation would amplify rounding differences, as between two
     simulators or between an environment and a dataset, to many standard deviations. A pressure of 101325 +- 3 Pa is not
-    nearly constant: it varies by 400 steps of float32.
+    nearly constant: 3 Pa is about 400 times the spacing of float32 numbers.
 
     Args:
       mean, std: NumPy or JAX arrays of the same shape.
@@ -85,7 +85,7 @@ def varies(mean: Any, std: Any, least: float = _LEAST_STD) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Convert a whole number of any type to an int: `1e6`, `np.int64(5)`; return anything else unchanged."""
+    """Convert a whole number of any type, such as `1e6` or `np.int64(5)`, to an int; return anything else unchanged."""
     if isinstance(value, bool | int):
         return value
     try:
@@ -100,20 +100,20 @@ def whole(value: Any) -> Any:
 
 
 def multiples(value, step):
-    """Return the multiples of `step` next to `value`, below and above, as text."""
+    """Return the nearest multiples of `step` below and above `value`, as text such as "8 or 16"."""
     below, above = value // step * step, -(-value // step) * step
     return f"{below} or {above}" if below else f"{above}"
 
 
 def divisors(value, near):
-    """Return the divisors of `value` next to `near`, below and above, as text."""
+    """Return the nearest divisors of `value` below and above `near`, as text such as "4 or 8"."""
     below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
     above = next((d for d in range(near, value + 1) if value % d == 0), None)
     return f"{below}" if above is None else f"{below} or {above}"
 
 
 def count_problems(**counts: tuple[object, int]) -> list[str]:
-    """Return one line per `name=(value, minimum)` whose value is neither None nor a whole number >= minimum."""
+    """Return one error line per `name=(value, minimum)` whose value is neither None nor a whole number >= minimum."""
     problems = []
     for name, (value, least) in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -124,13 +124,13 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
 
 
 def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> list[str]:
-    """Return why `value`, the argument `name`, is not a finite number within its limits; empty if it is."""
+    """Return an error line if `value`, the argument `name`, is not a finite number within its limits; otherwise []."""
     what = problem(value, limits)
     return [] if what is None else [f"{name}={value!r:.80} {what}"]
 
 
 def seed_problems(name: str, seed: object) -> list[str]:
-    """Return why `seed`, the argument `name`, is not a valid seed; empty if it is."""
+    """Return an error line if `seed`, the argument `name`, is not a valid seed; otherwise []."""
     try:
         checked_seed(name, seed)
     except ConfigError as error:
@@ -158,5 +158,5 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def training_problems(**counts: object) -> list[str]:
-    """Return one line per named count that is below its minimum in `LEAST`: `total_steps=1000`."""
+    """Return an error line per count, such as `total_steps=0`, that is not a whole number >= its minimum in `LEAST`."""
     return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

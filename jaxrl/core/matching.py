@@ -1,4 +1,4 @@
-"""Checks that the spaces of environments, policies and runs match."""
+"""Comparison of the spaces of environments, policies and runs."""
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -6,7 +6,7 @@ from jaxrl.core.types import HasSpaces
 
 
 def space_problems(here: HasSpaces, there: HasSpaces, description: str) -> list[str]:
-    """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
+    """Return an error line for each space that differs in shape, dtype, names or number of actions.
 
     Bounds of boxes may differ: they depend on physical parameters and time limits, but do not affect a policy's output.
 

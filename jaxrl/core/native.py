@@ -1,6 +1,6 @@
-"""Native spaces of environments outside JAX, and conversion between their elements and those of jaxrl's spaces.
+"""Native spaces of environments outside JAX, and conversion between elements of native spaces and jaxrl's spaces.
 
-An environment outside JAX may count from a number other than 0, or have types that JAX lacks. Its native spaces are
+The integers of such an environment may start at a number other than 0, and JAX may lack its dtypes. Native spaces are
 stored as a flat sequence, one `Box` or `Integers` per array. The structure is defined by jaxrl's space, whose leaves
 have the same order.
 """
@@ -81,7 +81,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
-    """Return whether native elements differ from jaxrl's in their first integer, or in dtype where jaxrl uses bool."""
+    """Return whether native integers start at a number other than 0, or a dtype is not bool where jaxrl's is."""
     return any(
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
@@ -89,7 +89,7 @@ def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
 
 
 def named_parts(space: spaces.Space, x: Any) -> Any:
-    """Return an element of a space, converting tuples to dictionaries (keys "0", "1") where the space is a `Dict`."""
+    """Return the element `x` with tuples converted to dictionaries (keys "0", "1", ...) where the space is a `Dict`."""
     if not isinstance(space, spaces.Composite) or not isinstance(x, Mapping | tuple | list):
         return x
     if isinstance(space, spaces.Dict) and not isinstance(x, Mapping):
@@ -100,7 +100,7 @@ def named_parts(space: spaces.Space, x: Any) -> Any:
 
 
 def _over_parts(space, native, of_leaf):
-    """Return a function that converts an element leaf by leaf, with the function that `of_leaf` returns for each."""
+    """Return a function that converts elements leaf by leaf, with the function that `of_leaf` returns for each leaf."""
     if not isinstance(space, spaces.Composite):
         return of_leaf(space, *native)
     own = iter(native)
@@ -109,7 +109,7 @@ def _over_parts(space, native, of_leaf):
 
 
 def _first(native: Native) -> Any:
-    """Return the number from which a native space counts: an int, or an array of the box's dtype."""
+    """Return the smallest element of a native space: an int, or an array of the box's dtype."""
     return native.first if isinstance(native, Integers) else native.low
 
 
@@ -158,7 +158,7 @@ def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -> np.ndarray:
-    """Convert integers that count from `start` to integers that count from 0 and are within bounds."""
+    """Subtract `start` from whole numbers, check that the results are from `low` to `high`, and convert to `dtype`."""
     x, dtype = np.asarray(x), np.dtype(dtype)
     shape = np.shape(high)
     if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):
@@ -168,11 +168,13 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # False for NaN
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} returns the observation {np.array2string(x, threshold=8)}, outside its space or not whole"
+            f"{where} returns observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
         )
     return counted.astype(dtype)
 
 
 def _check_kind(x: np.ndarray, where: str) -> None:
     if x.dtype.kind not in "fiub":
-        raise EnvironmentContractError(f"{where} returns an observation of {x.dtype}, not of real numbers")
+        raise EnvironmentContractError(
+            f"{where} returns an observation of dtype {x.dtype}; it must consist of real numbers"
+        )

@@ -1,4 +1,4 @@
-"""Recognition of files that jaxrl wrote, by names and contents, so that it never replaces or deletes others."""
+"""Recognition of files that jaxrl wrote, by name and content, so that it never replaces or deletes other files."""
 
 import os
 import re
@@ -16,8 +16,8 @@ _TABLE = (
     rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
     rb"return\W+evaluations\W+ended)\b"
 )
-# Patterns of the first bytes of each kind of file. Files that are appended to may be empty. Pictures and episodes from
-# versions without the mark are recognized by sizes, resolution, palette and last delay. Other kinds have the mark.
+# Patterns of the first bytes of each kind of file. Files that are appended to may be empty. PNGs and GIFs of versions
+# without `MARK` are recognized by their sizes, resolution, palette and last delay. Files of other kinds contain `MARK`.
 _KINDS = {
     "brax": rb"\s*<.*(?:written by jaxrl|brax)",
     "config": rb'\s*\{(?=.*"(?:format": ?\d|type": ?"algorithm:))(?=.*"(?:algorithm|sweep|tune)": ?\{)',
@@ -48,7 +48,7 @@ _KINDS = {
     "table of metrics": rb"step(?:,seconds\b|,[^,/\n]+/|\r?\n)",
     "wandb": rb'\{\s*"id": "[\w-]+"',
 }
-# Files that a run, a search or a sweep's program writes to its directory and deletes there, in reverse order.
+# Files that a run, a search or a sweep's program writes to its directory; they are deleted in reverse order.
 OF_RUNS = {
     "config.json": "config",
     ".lock": "lock",
@@ -92,7 +92,7 @@ def is_own(path: Path, kind: str) -> bool:
 
     Args:
       path: path of the file.
-      kind: a key of `_KINDS`; files of other kinds must have the mark. For a directory, "folder", or "step" if it is a
+      kind: a key of `_KINDS`; files of other kinds must contain `MARK`. For a directory, "folder", or "step" if it is a
         checkpoint.
     """
     if path.is_symlink():
@@ -138,7 +138,7 @@ def check_folder(path: Path, kind: str) -> None:
     found = folder_kind(path)
     if found not in (None, kind):
         raise RunDirectoryError(f"{path} contains {found}, but {kind} needs its own directory; use another --run-dir")
-    # Foreign event files cannot collide, because ours have new names.
+    # Foreign event files cannot collide, because jaxrl's event files have unique names.
     named = [(one, what) for one, what in _named(path, kind) if what != "events"]
     others = [one for one, what in named if not is_own(one, what)]
     if not found and kind not in _SWEEPS:  # without a configuration, the folder's contents cannot be resumed
@@ -185,7 +185,7 @@ def config_kind(config: Mapping[str, Any]) -> str:
 
 
 def _named(path: Path, kind: str) -> list[tuple[Path, str]]:
-    """Return pairs of path and kind of file, for the files in a directory whose names `kind` uses."""
+    """Return the path and the kind of each file in a directory that has one of the names that `kind` uses."""
     names = OF_SWEEPS if kind in _SWEEPS else OF_RUNS
     return [(found, what) for pattern, what in names.items() for found in path.glob(pattern)]
 

@@ -1,4 +1,4 @@
-"""Packing of scalars into few arrays, because a loop starts a kernel for every array that it carries or stores."""
+"""Packing of scalars into few arrays, because XLA's loops start a kernel for every array that they carry or store."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the number of bits of an element
 class Packing:
     """Layout of a tree's leaves `[B]` in arrays `[K, B]`, one of 32-bit elements and one of 8-bit elements.
 
-    Elements keep their bits, so packing cannot be differentiated. Other leaves are unchanged: leaves of another shape
-    (packing observations made PPO slower on CPUs, because matrix products read them transposed), leaves with 16 or 64
-    bits per element, random keys, and weakly typed leaves, which a loop may promote.
+    Elements are packed as raw bits, so packing cannot be differentiated. Other leaves are unchanged: leaves of another
+    shape (packing observations made PPO slower on CPUs, because matrix products read them transposed), leaves with 16
+    or 64 bits per element, random keys, and weakly typed leaves, which a loop may promote.
 
     Args:
       structure: the structure of the tree.
@@ -33,7 +33,7 @@ class Packing:
 
     @classmethod
     def of(cls, tree: PyTree, batch: int) -> Self:
-        """Return the packing for trees whose leaves have the shapes and types of those of `tree`; B is `batch`."""
+        """Return the packing for trees with the structure, shapes and dtypes of `tree`; B is `batch`."""
         groups: dict[int, list[int]] = {}
         avals = []
         for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree)):
@@ -49,7 +49,7 @@ class Packing:
         """Return the packed arrays `[K, B]`, followed by the unchanged leaves.
 
         Raises:
-          ConfigError: leaves differ from the packing in shape or type; each is named.
+          ConfigError: leaves differ from the packing in shape or type; the message names them.
         """
         leaves = self.structure.flatten_up_to(tree)
         packed = {number for numbers in self.groups.values() for number in numbers}

@@ -24,11 +24,11 @@ class _Key:
 
 
 def dumped(what: str, parts: Any, instead: str) -> bytes:
-    """Pickle `parts`, with JAX arrays converted to numpy.
+    """Pickle `parts`, with JAX arrays converted to NumPy arrays.
 
     Args:
       what: name of the value, for the message.
-      parts: a pytree, or anything else that Python pickles.
+      parts: a pytree, or anything else that Python can pickle.
       instead: remedy for the message if pickling fails.
 
     Raises:

@@ -19,9 +19,9 @@ class Model(struct.PyTreeNode):
 class Planner(Protocol):
     """Algorithm that acts by planning in the environment itself if its states are available.
 
-    States are available in JAX environments, in training, evaluations, exports and renderings. Otherwise the algorithm
-    acts by `act`: for loaded policies, host environments, environments with several agents, and games against another
-    policy.
+    The states of JAX environments are available in training, evaluation, export and rendering. Otherwise, the algorithm
+    acts with `act`: for loaded policies, host environments, environments with several agents, and games against
+    another policy.
     """
 
     def plan(

@@ -1,4 +1,4 @@
-"""Presentation of settings classes: help that lists every field, short reprs, tables in notebooks."""
+"""Presentation of settings classes: help that lists every field, short reprs, and tables in notebooks."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ _WIDTH = 100  # columns of generated docstrings
 
 
 def finish[T](cls: type[T], kind: str | None = None) -> type[T]:
-    """Add checked arguments, a short repr, a notebook table and complete help to a dataclass of settings.
+    """Add argument checks, a short repr, a notebook table and help on all fields to a dataclass of settings.
 
     Methods that the class defines itself are kept.
 
@@ -79,14 +79,14 @@ def text(value: Any) -> str:
 
 
 def field_help(field: dataclasses.Field) -> str:
-    """Return a field's help, its limits, and the setting on which its effect depends."""
+    """Return a text with a field's help, its limits, and the setting on which its effect depends."""
     limits, only_with = field.metadata.get("limits", {}), field.metadata.get("only_with")
     parts = [field.metadata.get("help", ""), describe(limits), f"only with {only_with}" if only_with else ""]
     return "; ".join(part for part in parts if part)
 
 
 def table(value: Any) -> str:
-    """Return an HTML table of an environment's spaces and parameters, or of a dataclass's fields, changed ones bold."""
+    """Return an HTML table of an environment's spaces and parameters, or of a dataclass's fields (bold if changed)."""
     if hasattr(value, "observation_space") and hasattr(value, "action_space"):
         return as_html(value.name, _about_environment(value))
     different = changed(value)

@@ -18,7 +18,7 @@ Fetch = Callable[[], tuple[Trajectory, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Environments whose rows are transferred from the devices with every chunk; a static compilation key.
+    """Environments whose rows are transferred from the devices after every chunk; a static argument of programs.
 
     Attributes:
       num_envs: number of environments over all devices and processes.
@@ -32,7 +32,7 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """Select about one in `every` environments, evenly spaced, at least one per process; all if fewer exist.
+        """Select about one in `every` environments, evenly spaced, at least one per process; all if there are fewer.
 
         Args:
           every: record one in `every` episodes.
@@ -45,7 +45,7 @@ class Recorded:
 
     @property
     def here(self) -> tuple[int, ...]:
-        """Return the recorded environments of this process."""
+        """The indices of the recorded environments of this process."""
         block, process = self.num_envs // jax.process_count(), jax.process_index()
         return tuple(index for index in self.env_index if index // block == process)
 

@@ -46,8 +46,8 @@ _NAMES: dict[Any, str] = {}  # "kind:name" of each registered object; the first 
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
-    "install the package that provides it, or register it with jaxrl.register before loading, on the command line by "
-    "--import MODULE, or pass the object: jaxrl.load(path, algo=..., env=...)"
+    "install the package that provides it, register it with jaxrl.register before loading, add --import MODULE on the "
+    "command line, or pass the object: jaxrl.load(path, algo=..., env=...)"
 )
 
 

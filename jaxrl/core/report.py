@@ -1,4 +1,4 @@
-"""Reports of iterations: sums over iterations, chunks and devices, and where values were not finite."""
+"""Reports on iterations: statistics as sums over iterations, chunks and devices, and locations of non-finite values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ class EpisodeSums(struct.PyTreeNode):
     returns: jax.Array
     squares: jax.Array  # sum of the squared deviations of returns from their mean
     length: jax.Array
-    steps: jax.Array  # real environment steps: rows that count
-    lost: jax.Array  # rows that do not count although no episode ended, because a host environment failed
+    steps: jax.Array  # environment steps: rows of weight 1
+    lost: jax.Array  # rows of weight 0 without the end of an episode, because a host environment failed
     lives: "EpisodeSums | None" = None  # the same sums over lives, if a game has several
     info: dict[str, jax.Array] | None = None  # sums of the episodes' reduced values of `TimeStep.info`
 
@@ -40,7 +40,7 @@ class EpisodeSums(struct.PyTreeNode):
         return total.replace(squares=total.squares + between, lives=lives)
 
     def merged(self, total: Callable[[PyTree], PyTree], xp: Any = jnp) -> "EpisodeSums":
-        """Return the sums over several parts, such as devices.
+        """Return these sums merged over several parts, such as devices.
 
         Args:
           total: function that sums the arrays of a tree over the parts.
@@ -87,12 +87,12 @@ class Report(struct.PyTreeNode):
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
-        """Return the empty sum for reports of these shapes."""
+        """Return an empty report of these shapes, to which reports can be added."""
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return zero.replace(failed_at=jnp.full_like(zero.failed_at, -1))
 
     def add(self, other: "Report", number: jax.Array) -> "Report":
-        """Return the sum with iteration `number`'s report added."""
+        """Return the sum of this report and the report of iteration `number`."""
         new = (other.failed_at >= 0) & (self.failed_at < 0)
         return Report(
             episodes=self.episodes + other.episodes,
@@ -105,7 +105,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
-        """Merge a report of updates into this report of the rollouts stored meanwhile, up to iteration `last`."""
+        """Return this report of stored rollouts merged with a report of updates; the last iteration is `last`."""
         here, there = self.failed_at, jnp.minimum(updates.failed_at, last)
         both = (here >= 0) & (there >= 0)
         return updates.replace(
@@ -115,7 +115,7 @@ class Report(struct.PyTreeNode):
         )
 
     def all_reduce(self, replicas: Replicas) -> "Report":
-        """Reduce a report over all devices, except its metrics of updates, which are already reduced."""
+        """Return the report reduced over all devices, except its update metrics, which are already reduced."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
             broken=jax.tree.map(replicas.max, self.broken),
@@ -123,7 +123,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_state(self, state: RunState, last: jax.Array) -> "Report":
-        """Mark iteration `last` as failed unless the state that it returned is finite.
+        """Return the report with iteration `last` marked as failed unless the `state` after it is finite.
 
         The metrics of an iteration depend on the parameters before its last update, so they do not verify the state.
         """
@@ -174,7 +174,7 @@ def _summed(stacked):
 
 
 def _joined_figure(name, values, lengths):
-    """Combine a metric of actors over several chunks: by maximum, by sum for seconds and failures, or by average."""
+    """Combine an actor metric of several chunks: by maximum if `name` ends with "_max", by sum or by average."""
     if name.endswith("_max"):
         return np.max(values)
     if name.endswith("seconds") or name == "failures":
@@ -185,7 +185,7 @@ def _joined_figure(name, values, lengths):
 def persistent_state(state: RunState) -> dict[str, PyTree]:
     """Return the parts of a state that must be finite.
 
-    Environment states are excluded, because they may contain infinities, as are rows, which are checked separately.
+    Environment states are excluded, because they may contain infinities; rows, because they are checked separately.
     """
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):
@@ -212,9 +212,9 @@ def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, collec
 
 @jax.jit
 def accumulate(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
-    """Add iteration `number`'s report to `total`, or to an empty sum if `begins` (a bool) is True.
+    """Add the report of iteration `number` to `total`, or to an empty report if `begins` (a bool) is True.
 
-    The same compiled program thus handles the first report of a chunk and all others.
+    The same compiled program is thus used for the first report of a chunk and for all others.
     """
     nothing = Report.zeros_like(report)
     return jax.tree.map(lambda old, none: jnp.where(begins, none, old), total, nothing).add(report, number)

@@ -1,7 +1,7 @@
 """Limits on the processor cores of a run's parts and on the memory of its workers, and a check for JAX devices.
 
-Linux provides both: a core mask for each thread, inherited by threads and processes that it starts, and limits per
-process. The settings in force are stored in one place by `applied`; every part is started within `on`.
+Linux has a core mask for each thread, inherited by the threads and processes that it starts, and memory limits for each
+process. `applied` puts the settings into effect, and every part of the run is started within `on`.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ class Resources:
     """Processor cores of the parts of a run, and memory of worker processes, on Linux.
 
     Cores are written as "0-3,8" and numbered from 0 among the cores that this process may use. If several processes
-    share a machine (`jaxrl.launch` or Slurm), each process numbers its own cores; with `own_cores`, the reserved cores
-    are numbered.
+    share a machine (`jaxrl.launch` or Slurm), each process numbers its own cores; with `own_cores`, only the reserved
+    cores are numbered.
 
     Args:
       learner: cores of all threads of this process except those of the parts below. On a CPU, this includes the threads
-        of XLA, which all parts share. None: all.
-      actors: cores of the actor threads. None: the learner's.
-      environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that creates them.
-      evaluator: cores of the evaluation thread (`async_evaluation`). None: the learner's.
+        of XLA, which all parts share. None: all cores.
+      actors: cores of the actor threads. None: the learner's cores.
+      environments: cores of EnvPool's threads and of worker processes. None: the cores of the thread that starts them.
+      evaluator: cores of the evaluation thread (`async_evaluation`). None: the learner's cores.
       worker_memory: maximum GiB of data per worker process; allocating more raises a `MemoryError` in the worker, which
         ends the run. None: no limit.
       own_cores: number of cores to reserve until the run ends. Other runs with `own_cores` on this machine, such as
@@ -75,7 +75,7 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not hasattr(os, "sched_setaffinity"):
         return [
-            f"resources: {', '.join(settings)}: cores and memory can be divided on Linux only; remove these settings"
+            f"resources: {', '.join(settings)}: cores and memory can be limited only on Linux; remove these settings"
         ]
     found = [f"resources: {name}={settings[name]!r}: {why}" for name, why in absent.items() if name in settings]
     count = len(os.sched_getaffinity(0)) if settings else 0
@@ -155,7 +155,7 @@ def _owned(cores: Sequence[int], count: int) -> Generator[list[int]]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool) -> Generator[bool]:
-    """Try to lock a file for the duration of the block; yield whether that succeeded."""
+    """Try to lock a file for the duration of the block; yield whether the file was locked."""
     import fcntl  # not available on Windows
 
     with files.open_to_append(path) as file:
@@ -192,7 +192,7 @@ def _in_force(applies: _Applied, here: Set[int]) -> Generator[None]:
 
 @contextlib.contextmanager
 def on(part: str) -> Generator[None]:
-    """Assign the cores of `part` to threads and processes that the caller's thread starts in the block, permanently.
+    """Assign the cores of `part` to threads and processes that this thread starts within the block.
 
     Args:
       part: one of `PARTS`.
@@ -203,7 +203,7 @@ def on(part: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def on_cores(cores: Collection[int] | None) -> Generator[None]:
-    """Assign cores to threads and processes that the caller's thread starts in the block; None changes nothing."""
+    """Assign cores to threads and processes that this thread starts within the block; None changes nothing."""
     if not cores:
         yield
         return
@@ -261,7 +261,7 @@ def _move(thread: int, cores: Set[int]) -> None:
 
 
 def device_problem() -> str | None:
-    """Return why JAX has no device, in one line, or None if it has one. Start JAX if necessary."""
+    """Return the reason why JAX has no device, in one line; None if it has one. This starts JAX if necessary."""
     import jax
 
     try:

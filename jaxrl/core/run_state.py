@@ -17,7 +17,7 @@ class RunState(struct.PyTreeNode):
     buffers: dict[str, PyTree]
     learner: PyTree
     env_state: PyTree  # [B, ...]; () if environments are on the host
-    timestep: TimeStep  # [B, ...] the time step to act at
+    timestep: TimeStep  # [B, ...] the current time step, for which no action was chosen yet
     carry: PyTree  # [B, ...]
     key: jax.Array  # the run's root key, constant
     steps_per_env: Counter  # steps of one environment so far

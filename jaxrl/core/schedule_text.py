@@ -1,4 +1,4 @@
-"""Parsing of schedules as text, without importing JAX."""
+"""Parsing of schedules from text, without importing JAX."""
 
 import math
 
@@ -16,7 +16,7 @@ COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential":
 
 
 def split(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """Parse text into a number, or into a schedule's name and numbers, in the given order.
+    """Parse text into a number, or into the name of a schedule and its numbers, in the order of the text.
 
     The schedule's class checks whether the numbers are valid, for example increasing boundaries.
 

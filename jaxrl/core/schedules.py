@@ -1,4 +1,4 @@
-"""Schedules: numbers that change over a run. They are frozen pytrees with numbers as leaves, so they can be swept.
+"""Schedules: values that change during a run. They are frozen pytrees of numbers, which sweeps can vary.
 
 A schedule is a function of progress, the completed fraction of a run's total steps. It replaces a number in an
 algorithm's field, and `resolve_schedules` substitutes its current value before the algorithm is called.
@@ -20,13 +20,13 @@ from jaxrl.core.presentation import public_names
 Number = float | jax.Array
 
 
-# An algorithm's methods see only numbers, because `resolve_schedules` is called first. So type checkers treat a
-# schedule as a number.
+# An algorithm's methods only receive numbers, because `resolve_schedules` is called first. Therefore, type checkers
+# treat a schedule as a number.
 _StandsForANumber = jax.Array if TYPE_CHECKING else object
 
 
 class Schedule(_StandsForANumber):
-    """Interface of schedules: a frozen pytree that is called with progress, a float32 scalar in [0, 1]."""
+    """Base class of schedules, which are frozen pytrees and functions of progress, a float32 scalar in [0, 1]."""
 
     def __call__(self, progress: Number) -> jax.Array:
         """Return the value at `progress`, a float32 scalar."""
@@ -154,7 +154,7 @@ def schedule_problems(label: str, value: Any) -> list[str]:
     if not problems and isinstance(value, Exponential) and min(float(value.start), float(value.end)) <= 0.0:
         problems.append(
             f"{label} is exponential from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
-            "(linear and cosine reach 0)"
+            "(linear and cosine schedules can reach 0)"
         )
     if problems or not isinstance(value, PiecewiseConstant):
         return problems

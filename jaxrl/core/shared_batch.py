@@ -15,7 +15,7 @@ _weight: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("weig
 
 @contextlib.contextmanager
 def shared_batch(replicas: Replicas) -> Generator[None]:
-    """Declare that code traced inside sees one device's part of a batch that `replicas` share."""
+    """Declare that code traced within the context receives one device's part of a batch that `replicas` share."""
     token = _replicas.set(replicas)
     try:
         yield
@@ -25,7 +25,7 @@ def shared_batch(replicas: Replicas) -> Generator[None]:
 
 @contextlib.contextmanager
 def weighted_rows(weight: jax.Array) -> Generator[None]:
-    """Declare the weights [rows], 0 or 1, of the batch rows seen by layers traced inside."""
+    """Declare the weights [rows], 0 or 1, of the batch rows that layers traced within the context receive."""
     token = _weight.set(weight)
     try:
         yield
@@ -34,9 +34,9 @@ def weighted_rows(weight: jax.Array) -> Generator[None]:
 
 
 def mean_over_batch(x: jax.Array) -> jax.Array:
-    """Return the mean [features] of x [..., features] over the rows that count, on all devices that share the batch.
+    """Return the mean [features] of x [..., features] over the rows of weight 1, on all devices that share the batch.
 
-    Leading axes are those of the rows, in order, followed by axes within each row, such as pixels.
+    The leading axes of x are the axes of the rows, followed by axes within each row, such as pixels.
     """
     replicas, weight = _replicas.get(), _weight.get()
     if weight is None:

@@ -44,17 +44,17 @@ class Rollouts:
 class Episodes:
     """On-policy source of whole episodes: a batch has the first `count` episodes that ended since the previous batch.
 
-    Environments continue meanwhile, so an episode may begin under one version of the policy and end under another; each
-    row has the probability of its action. In a batch, a `jaxrl.core.types.Rollout` `[T, count]`, each episode is a
-    column, and rows after its end have weight 0.
+    Environments continue between batches, so an episode may begin with one version of the policy and end with another;
+    each row contains the probability of its action. A batch is a `jaxrl.core.types.Rollout` `[T, count]`, in which each
+    episode is a column, and rows after its end have weight 0.
 
     Args:
       count: episodes per batch, over all devices.
       max_length: maximum number of transitions per episode to learn from. A longer episode is cut and bootstrapped from
-        its next observation; the rest is dropped.
+        its next observation; its remaining transitions are dropped.
       length: steps per environment between checks for finished episodes.
       max_policy_lag: as in `Rollouts`.
-      unit: number that divides T, which is at most `max_length` rounded up to a multiple.
+      unit: divisor of T; T is at most `max_length`, rounded up to a multiple of `unit`.
     """
 
     count: int
@@ -105,7 +105,7 @@ class Prioritized:
     eta: float | Any = 0.9
 
     def problems(self) -> list[str]:
-        """Return why this sampler cannot be the value of an algorithm's field, one line per reason."""
+        """Return one line per reason why this sampler is invalid as the value of an algorithm's field."""
         if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
             return []
         return [
@@ -126,12 +126,12 @@ class Lifo:
 
 @dataclasses.dataclass(frozen=True)
 class MinHeap:
-    """Rule that selects the item with the lowest priority; of ties, the one inserted or updated longest ago."""
+    """Rule that selects the item with the lowest priority; of several, the one inserted or updated least recently."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxHeap:
-    """Rule that selects the item with the highest priority; of ties, the one inserted or updated longest ago."""
+    """Rule that selects the item with the highest priority; of several, the one inserted or updated least recently."""
 
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
@@ -157,12 +157,12 @@ class Sequence:
 
     Args:
       length: rows to learn from, including the bootstrap rows at the end.
-      period: rows between the starts of two sequences, counted from the episode's first row (with
+      period: rows between the starts of consecutive sequences, counted from the episode's first row (with
         `end="continue"`: from the environment's first row).
-      end: "write": sequences stay within an episode, and one more ends exactly at its end; shorter episodes are
-        dropped. "truncate": a sequence may end early with the episode; its rows after that are zero and not in `mask`.
-        "zero_pad": like "truncate", but the zero rows are in `mask`, with weight 0. "continue": sequences continue into
-        the next episode, where a network's carry is reset.
+      end: "write": sequences stay within an episode, and an additional one ends exactly at its end; episodes that are
+        shorter than a sequence are dropped. "truncate": a sequence may end early with the episode; its remaining rows
+        are zero and not in `mask`. "zero_pad": like "truncate", but the zero rows are in `mask`, with weight 0.
+        "continue": sequences continue into the next episode, where a network's carry is reset.
       burn_in: additional rows at the beginning of a sequence, used only to warm up a recurrent state.
       stored_carry: whether to store the acting policy's recurrent state at the first row of every rollout. Sequences
         then begin only at these rows or, unless `end="continue"`, at the first row of an episode, where the state is
@@ -178,18 +178,18 @@ class Sequence:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of a sequence."""
+        """The number of rows of a sequence."""
         return self.burn_in + self.length
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack:
-    """Frame stacking at sampling: each frame is stored once, and observations stack the last `frames` frames.
+    """Frame stacking during sampling: each frame is stored once, and an observation stacks the last `frames` frames.
 
     Args:
       frames: number of frames in a stack.
       axis: axis of one observation along which frames are stacked, the newest last.
-      fill: replacement for the missing frames before an episode's first: copies of the first frame, or zeros.
+      fill: replacement for the missing frames before an episode's first frame: copies of the first frame, or zeros.
     """
 
     frames: int
@@ -198,7 +198,7 @@ class FrameStack:
 
 
 def steps_per_update(replay_ratio: float, num_envs: int) -> int:
-    """Return the steps per environment between updates, from 1 to 128, such that updates do not come in bursts.
+    """Return the steps per environment between updates, from 1 to 128, such that updates do not occur in bursts.
 
     Args:
       replay_ratio: gradient updates per environment step. The result is 1 for invalid values, which are rejected later.
@@ -217,7 +217,7 @@ class Replay:
       capacity: maximum number of rows over all environments, or of items with `storage="table"`, or with `over` and a
         remover.
       batch_size: items per update, over all devices.
-      min_size: rows stored before the first update, which also waits until every environment has enough for one item.
+      min_size: rows to store before the first update, which also waits until every environment has the rows of an item.
       rollout_length: steps per environment between two rounds of updates.
       replay_ratio: gradient updates per environment step, over all environments; kept exactly.
       n_step: number of rewards per transition.
@@ -226,7 +226,7 @@ class Replay:
       max_times_sampled: number of times an item is sampled before it is removed; 0: no limit. With a limit, items are
         sampled one by one, except with Fifo and Lifo.
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
-      frame_stack: store each frame once.
+      frame_stack: settings for storing each frame once; None: store observations as they are.
       over: name of another replay source whose rows this source samples instead of storing rows. The other source's
         `extras`, `frame_stack`, `replay_memory` and `capacity` in rows apply. Items whose rows the other source
         overwrites are removed.
@@ -234,8 +234,8 @@ class Replay:
         tables, which is slower but supports a `remover`; "flashbax": flashbax's flat buffers, for one-step transitions
         sampled uniformly or by priority.
       remover: rule for removing items from a full table; None: oldest first. With `over`, this source holds at most
-        `capacity` items and removes others by this rule; None: it holds all items that begin in the rows. A ring's
-        oldest rows are overwritten.
+        `capacity` items and removes others by this rule; None: it holds all items that begin in the rows. A full ring
+        overwrites its oldest rows.
       replay_memory: memory that stores a ring's observations and recurrent states: "device", or "host", the memory of
         the devices' host, for a replay too large for a device. The host then gathers the samples, but all data used to
         choose them stays on the devices, and the run is bit for bit the same.
@@ -259,22 +259,22 @@ class Replay:
 
     @property
     def transitions(self) -> int:
-        """Return the number of transitions to learn from in an item."""
+        """The number of transitions to learn from in an item."""
         return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
 
     @property
     def lookahead(self) -> int:
-        """Return the number of rows that an item reads after its first row."""
+        """The number of rows that an item reads after its first row."""
         return self.n_step if self.sequence is None else self.sequence.rows - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Additional view of the rows of a replay, which provides a part of every batch (`Replay(over=...)`).
+    """Additional view of a replay's rows, whose items form a part of every batch (`Replay(over=...)`).
 
     Args:
-      items: number of items per batch.
-      sampler: rule for sampling them.
+      items: number of this view's items per batch.
+      sampler: rule for sampling the items.
       capacity: maximum number of items, over all environments; None: all items that begin in the rows.
       remover: rule for removing items in excess of `capacity`, if that is set.
       max_times_sampled: number of times an item is sampled before it is removed; 0: no limit.
@@ -287,11 +287,11 @@ class View:
     max_times_sampled: int = 0
 
     def problems(self) -> list[str]:
-        """Return why the view is invalid, one line each."""
+        """Return one line per reason why the view is invalid."""
         found = value_problems(self)
         for field, kinds in (("sampler", Sampler), ("remover", Remover)):
             if not isinstance(rule := getattr(self, field), kinds):
-                found.append(f"{field}={rule!r:.80} is not one of jaxrl.core.sources")
+                found.append(f"{field}={rule!r:.80} is not a rule from jaxrl.core.sources")
         if isinstance(self.sampler, Prioritized):
             found += self.sampler.problems()
         if self.capacity is None and self.remover != Fifo():
@@ -299,7 +299,7 @@ class View:
         return found
 
     def of(self, name: str, replay: Replay) -> Replay:
-        """Return the source for this view over the rows of `replay`, a source named `name`."""
+        """Return the replay source that samples this view from the rows of `replay`, the source named `name`."""
         return dataclasses.replace(
             replay,
             over=name,

@@ -1,4 +1,4 @@
-"""Spaces of observations and actions. They are immutable and hashable, and thus static under `jit`."""
+"""Observation and action spaces, which are immutable and hashable, and thus valid static arguments of `jax.jit`."""
 
 import dataclasses
 import math
@@ -52,7 +52,9 @@ class Box:
             try:
                 value = np.broadcast_to(value, shape) if value is low or value is high else value
             except ValueError:
-                raise ConfigError(f"a Box of shape {shape} has {name} of shape {value.shape}; use one number") from None
+                raise ConfigError(
+                    f"a Box of shape {shape} has {name} of shape {value.shape}; use one number or that shape"
+                ) from None
             object.__setattr__(self, name, value)
         if (empty := low > high).any():
             one, other = (np.broadcast_to(bound, empty.shape)[empty][0] for bound in (low, high))
@@ -78,7 +80,7 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Return whether all bounds and their range are finite (the dtype's largest float counts as infinite)."""
+        """True if all bounds and their range are finite (the dtype's largest float counts as infinite)."""
         if self.dtype.kind != "f":
             return True
         largest, kind = float(np.finfo(self.dtype).max), np.promote_types(self.dtype, np.float32)
@@ -93,7 +95,7 @@ class Box:
         The sample has the space's dtype; without `jax_enable_x64`, JAX replaces dtypes of more than 4 bytes per number.
 
         Raises:
-          ConfigError: no number of that dtype lies within the bounds.
+          ConfigError: no number of that dtype is within the bounds.
         """
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(self.dtype))
         low, high = _bounds_in(dtype, self.low, self.high)
@@ -213,7 +215,7 @@ class Tuple:
 
     @property
     def items(self) -> tuple[tuple[int, "Space"], ...]:
-        """Return pairs of position and space, as `Dict.items` has pairs of name and space."""
+        """The pairs of index and space, like the pairs of name and space in `Dict.items`."""
         return tuple(enumerate(self.spaces))
 
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
@@ -238,13 +240,13 @@ def _number_dtype(dtype: Any, kinds: str = "biuf") -> np.dtype:
     except TypeError:
         raise ConfigError(f"a space has the dtype {dtype!r:.40}; use a NumPy dtype, such as 'float32'") from None
     if found.kind not in kinds or found.itemsize > 8:
-        allowed = "bool, and integers and floats of at most 8 bytes" if "f" in kinds else "integers"
-        raise ConfigError(f"a space has the dtype {found.name!r:.40}; it can have {allowed}")
+        allowed = "bool, or an integer or float type of at most 8 bytes" if "f" in kinds else "an integer type"
+        raise ConfigError(f"a space has the dtype {found.name!r:.40}; it must be {allowed}")
     return found.newbyteorder("=")
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number as a Python int, or None."""
+    """Return a whole number as a Python int; return None for other values."""
     found = whole(value)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
@@ -263,7 +265,7 @@ def _count(kind: str, name: str, n: Any, dtype: np.dtype) -> int:
     most = min(int(np.iinfo(dtype).max) + 1, 2**31 - 1)
     found = _whole(n)
     if found is None or not 1 <= found <= most:
-        raise ConfigError(f"{kind} has {name}={n!r:.80}; of {dtype.name} it can have 1 to {most:,} values")
+        raise ConfigError(f"{kind} has {name}={n!r:.80}; with dtype {dtype.name}, it must be from 1 to {most:,}")
     return found
 
 
@@ -290,7 +292,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
             allowed = f"0, {limits.tiny:.3g} to {limits.max:.3g} of either sign, and {'-' * (name == 'low')}inf"
         else:
             allowed = "0 and 1" if dtype.kind == "b" else f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
-        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; it can have {allowed}")
+        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; allowed are {allowed}")
     return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which equals 0 but has other bytes
 
 
@@ -387,7 +389,7 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Return whether every part of `x` is in its space; False if `x` is None, which means that it has other parts."""
+    """Return whether every part of `x` is in its space; False if `x` is None, which stands for other parts."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))
@@ -406,7 +408,7 @@ def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
 
 
 def leaves(space: Space) -> list[ArraySpace]:
-    """Return the spaces of single arrays that make up a space, in the order of an element's leaves."""
+    """Return the array spaces that a space consists of, in the order of an element's leaves."""
     if isinstance(space, Composite):
         return [leaf for _, child in space.items for leaf in leaves(child)]
     return [space]
@@ -448,10 +450,12 @@ def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
     if not isinstance(tree, tuple | list):
         raise ConfigError(
             f"an array of shape {jnp.shape(tree)}, but the space has the parts {keys}; pass a dictionary or tuple "
-            "like the action, with None for parts without one"
+            "like the action, with None for parts that have no array"
         )
     if keys != list(range(len(tree))):
-        raise ConfigError(f"a tuple of {len(tree)}, but the space has the parts {keys}; pass a tuple like the action")
+        raise ConfigError(
+            f"a tuple of length {len(tree)}, but the space has the parts {keys}; pass a tuple like the action"
+        )
     return dict(enumerate(tree))
 
 
@@ -471,7 +475,7 @@ def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
 
 
 def form(space: Space) -> Any:
-    """Return a space without the bounds of boxes; it is equal for spaces that fit the same network or policy."""
+    """Return a space without the bounds of boxes; results are equal for spaces that fit the same network or policy."""
     return tree_map(lambda part: ("Box", part.shape, part.dtype) if isinstance(part, Box) else part, space)
 
 

@@ -37,7 +37,7 @@ class Own(NamedTuple):
     hint: str = ""
 
 
-_NO_LABMAZE = "on Python 3.13, for which its labmaze has no wheel, also pip install --no-deps dm-control"
+_NO_LABMAZE = "on Python 3.13, for which labmaze has no wheel, also run pip install --no-deps dm-control"
 # These suites are not entry points: a checkout may be newer than its metadata, and reading metadata takes time.
 SUITES = {
     "brax": Own("jaxrl.envs.brax", "brax"),
@@ -85,8 +85,10 @@ def declared() -> dict[str, list["EntryPoint"]]:
     found: dict[str, list[EntryPoint]] = {}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name in SUITES or entry.name in _RESERVED or not re.fullmatch(r"\w[\w.\-]*", entry.name):
-            why = "is a name of jaxrl's" if entry.name in SUITES else "cannot be the name of a suite"
-            warnings.warn(f"{_origin(entry)} declares the suite {entry.name!r}, which {why}; ignored", stacklevel=2)
+            why = "is one of jaxrl's suites" if entry.name in SUITES else "cannot be the name of a suite"
+            warnings.warn(
+                f"{_origin(entry)} declares the suite {entry.name!r}, which {why}; it is ignored", stacklevel=2
+            )
         elif entry.value not in [other.value for other in found.get(entry.name, [])]:  # a path may be listed twice
             found.setdefault(entry.name, []).append(entry)
     return found

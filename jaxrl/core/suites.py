@@ -1,4 +1,4 @@
-"""Lookup of environment names, with the same errors whether suites are imported or not."""
+"""Lookup of environment names, with the same error messages whether or not suites were imported."""
 
 import importlib.util
 import warnings
@@ -11,8 +11,8 @@ _REGISTERED = registry.registered("environment")
 # Suites that list their names without long imports; a name without a suite is looked up in these and in users' suites.
 _QUICK = ("brax", "envpool", "gymnasium", "gymnax", "probe")
 _YOURS = (
-    "install a package that declares your suite (entry point jaxrl.suites), or register a single environment with "
-    "jaxrl.register, in a shell with --import MODULE"
+    "install a package that declares your suite (entry point jaxrl.suites), register a single environment with "
+    "jaxrl.register, or add --import MODULE on the command line"
 )
 
 
@@ -67,7 +67,7 @@ def _need(suite, what):
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """Return the suite and the rest of a name, for jaxrl's and installed suites; None for a registered environment.
+    """Split a name into suite and environment, for jaxrl's and installed suites; return None for a registered name.
 
     Args:
       name: "suite:name".
@@ -86,13 +86,15 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         homes = [home for home in known if home.partition(":")[2].lower() == name.lower()]
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
-        raise unknown("environment", name, known, "names are 'suite:name'; jaxrl envs lists those of all suites")
+        raise unknown(
+            "environment", name, known, "names have the form 'suite:name'; jaxrl envs lists the names of all suites"
+        )
     if suite not in suite_modules.SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
         if suite not in suite_modules.declared():
-            raise unknown("suite", suite, _known_suites(), f"asked for {name!r}; {_YOURS}")
+            raise unknown("suite", suite, _known_suites(), f"in the name {name!r}; {_YOURS}")
     _need(suite, name)
     return suite, rest
 

@@ -1,9 +1,9 @@
-"""Threefry-2x32 without a loop, equal to JAX's random numbers bit for bit.
+"""An implementation of Threefry-2x32 without a loop, whose random numbers equal JAX's bit for bit.
 
 On CPU, JAX generates random numbers in a rolled loop of five iterations, each of which starts 17 kernels of a few
-numbers each. In small programs, these are most of the kernels: 170 of 248 in a step of PPO in four CartPoles. Without
-the loop, XLA fuses the generation into its consumers and compiles the program faster, and the numbers are the same. On
-GPU and TPU, JAX itself uses no loop.
+numbers each. In small programs, these are most of the kernels: 170 of 248 in a PPO step in four CartPole environments.
+Without the loop, XLA fuses the generation of numbers into their consumers and compiles the program faster, and the
+numbers are the same. On GPU and TPU, JAX itself uses no loop.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), and JAX's partitionable counters.
 """
@@ -27,7 +27,7 @@ _DTYPES = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the hash, as two words, of each 64-bit counter with words `high` and `low`, under the key [2]."""
     # Without the barrier, XLA would recompute the key, and recursively the key's inputs, in each of the many places
-    # that use it. Compiling random numbers from a key that is itself random would never end.
+    # that use it. If the key is itself the result of random numbers, compilation would never end.
     key = jax.lax.optimization_barrier(key)
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = high + schedule[0], low + schedule[1]
@@ -82,4 +82,4 @@ KEYS = jax_random.define_prng_impl(
     name=f"{NAME}_unrolled",
     tag="fry",
 )
-"""Implementation of these keys, for the argument `impl` of `jax.random.key`."""
+"""PRNG implementation without a loop, for the argument `impl` of `jax.random.key`."""

@@ -1,4 +1,4 @@
-"""Data types and protocols that packages share.
+"""Data types and protocols shared by jaxrl's packages.
 
 Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the reward
 and ending that followed. The last observation of an episode is a separate row: its action is ignored, its `weight` is
@@ -77,7 +77,7 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def last(self) -> Array:
-        """Return whether this observation is the last of its episode (bool); the action at it is ignored."""
+        """True where this observation is the last of its episode (bool); the action taken there is ignored."""
         return operator.or_(self.terminated, self.truncated)
 
     def __getitem__(self, index: int | slice | None) -> "TimeStep[Array]":
@@ -101,7 +101,7 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def discounts(self) -> Array:
-        """Return `discount` as float32; if that is None, 0 where the task ended or `weight` is False, 1 elsewhere."""
+        """The `discount` as float32; if it is None, 0 where the task ended or `weight` is False, 1 elsewhere."""
         discounts: Any = self.weight & ~self.terminated if self.discount is None else self.discount
         return discounts.astype(np.float32)
 
@@ -128,17 +128,17 @@ class Rollout(struct.PyTreeNode):
 
     @property
     def final(self) -> TimeStep:
-        """Return the time step [B, ...] after the last row."""
+        """The time step [B, ...] after the last row."""
         return self.timesteps[-1]
 
     @property
     def active(self) -> jax.Array | None:
-        """Return whether the agent of each row [T, B] could act (`TimeStep.active`), bool; None: all could."""
+        """True where the agent of a row [T, B] could act (`TimeStep.active`), bool; None: all agents could act."""
         return jax.tree.map(lambda x: x[:-1], self.timesteps.active)
 
     @property
     def rows(self) -> Trajectory:
-        """Return the rows [T, B, ...]: each time step with its action, and the reward and ending that followed."""
+        """The rows [T, B, ...]: each time step with its action, and the reward and ending that followed."""
         now, following = self.timesteps[:-1], self.timesteps.replace(observation=(), action_mask=None)[1:]
         # A first time step after one that was not the last: the environment failed and was rebuilt.
         weight = ~now.last & ~following.first
@@ -178,7 +178,7 @@ class EnvSpec:
 
 
 class HasSpaces(Protocol):
-    """Environment, recipe of host environments, or `EnvSpec`."""
+    """Object with a name and spaces: an environment, a recipe of host environments, or an `EnvSpec`."""
 
     @property
     def name(self) -> str: ...
@@ -203,7 +203,7 @@ class Environment(HasSpaces, Protocol):
 
     @property
     def resets(self) -> bool:
-        """Return whether stepping past an episode's end begins the next one."""
+        """True if a step past the end of an episode begins the next episode."""
         ...
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]: ...
@@ -211,7 +211,7 @@ class Environment(HasSpaces, Protocol):
 
 
 class HostEnvironment(Protocol):
-    """Batch of environments outside JAX, with time steps as batched numpy arrays and the same convention for rows.
+    """Batch of environments outside JAX, with time steps as batched NumPy arrays; rows are as in `Environment`.
 
     Returned arrays are not modified afterwards. An environment that failed may be rebuilt: its time step is `first`
     although the previous one was not `last`, and the reward and ending of the previous row are unknown.
@@ -225,7 +225,7 @@ class HostEnvironment(Protocol):
 
 
 class HostRecipe(HasSpaces, Protocol):
-    """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX.
+    """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites outside JAX.
 
     A recipe whose time steps have the environment's own discount may declare this by an attribute `discounted = True`;
     Dreamer needs this to learn from negative discounts.
@@ -245,7 +245,7 @@ class NativeRecipe(HostRecipe, Protocol):
 
     @property
     def native(self) -> NativeSpaces | None:
-        """Return the native spaces; None for a recipe from a file that lacks them."""
+        """The native spaces; None for a recipe from a file that lacks them."""
         ...
 
 
@@ -280,7 +280,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Return the inputs for time steps `[T, B, ...]`, as in acting, rollouts and sequences; none is unknown."""
+        """Return the inputs for time steps `[T, B, ...]`, as in acting, rollouts and sequences; all are known."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
@@ -313,12 +313,12 @@ class Network(Protocol):
 
     @property
     def recurrent(self) -> bool:
-        """Return whether the network has a carry."""
+        """True if the network has a recurrent carry."""
         ...
 
     @property
     def requires(self) -> frozenset[str]:
-        """Return the fields of `NetworkInputs` that the network needs."""
+        """The fields of `NetworkInputs` that the network needs."""
         ...
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
@@ -422,7 +422,7 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def importance(self) -> jax.Array:
-        """Return importance weights [batch] of the samples; 1 without `sample_info`."""
+        """The importance weights [batch] of the samples; 1 without `sample_info`."""
         return jnp.ones(self.weight.shape, jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 
@@ -488,12 +488,12 @@ class Replicas(Protocol):
 
     @property
     def shards(self) -> int:
-        """Return the number of logical shards on this device, static."""
+        """The number of logical shards on this device, static."""
         ...
 
     @property
     def devices(self) -> int:
-        """Return the number of devices that share the work, static."""
+        """The number of devices that share the work, static."""
         ...
 
     @property
@@ -501,7 +501,7 @@ class Replicas(Protocol):
 
     @property
     def platform(self) -> str:
-        """Return the platform of the devices, such as "cpu", static."""
+        """The platform of the devices, such as "cpu", static."""
         ...
 
     def mean(self, tree: PyTree) -> PyTree: ...
@@ -514,7 +514,7 @@ class Replicas(Protocol):
 class Algorithm(Protocol):
     """Algorithm: losses, targets and exploration as pure functions of a frozen pytree, whose leaves are its numbers.
 
-    Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees only
+    Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): the methods only receive
     numbers.
     """
 
@@ -529,7 +529,7 @@ class Algorithm(Protocol):
         ...
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        """Return every problem of these settings, one line each; empty if they are valid. Called before compiling."""
+        """Return one line per problem of these settings; empty if they are valid. Called before compilation."""
         ...
 
     @property
@@ -589,7 +589,7 @@ class Counter(struct.PyTreeNode):
         return Counter(self.high + (low < self.low).astype(jnp.uint32), low)
 
     def since(self, before: "Counter") -> jax.Array:
-        """Return the difference to `before` as float32, rounded once."""
+        """Return the difference from `before` as float32, rounded once."""
         borrow = (self.low < before.low).astype(jnp.uint32)
         return Counter(self.high - before.high - borrow, self.low - before.low).as_float()
 

@@ -47,7 +47,7 @@ class Anakin(Topology):
         return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Anakin":
-        """Return the topology with `num_envs` set; its default is a multiple of the number of agents."""
+        """Return the topology with `num_envs` set; the default is a multiple of the number of agents."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo, agents))
 
     def _num_envs(self, algo: Algorithm, agents: int = 1) -> int:

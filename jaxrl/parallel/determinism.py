@@ -1,8 +1,8 @@
-"""XLA flags that make the results of GPU programs equal in every process; they must be set before JAX starts.
+"""XLA flags that make the results of GPU programs reproducible; they must be set before JAX starts.
 
 When XLA compiles for a GPU, it times several kernels for each product or convolution and chooses the fastest, which may
 differ from one compilation to the next. Also, some kernels add numbers in the order in which their threads finish.
-Neither happens on CPUs and TPUs.
+Neither is the case on CPUs and TPUs.
 """
 
 import os
@@ -18,7 +18,7 @@ _VARIABLE = "XLA_FLAGS"
 
 
 def set_flags() -> None:
-    """Add the flags to XLA_FLAGS before JAX starts; do nothing if they are set, or if JAX runs without a GPU.
+    """Add the flags to XLA_FLAGS before JAX starts; do nothing if they are set already, or if JAX runs without a GPU.
 
     Raises:
       ConfigError: XLA_FLAGS sets them to other values, or JAX has started on a GPU without them.

@@ -33,7 +33,7 @@ from jaxrl.parallel.rollout import executed, rollout_length
 class Experience:
     """The data that an algorithm learns from in one run: its replays and a dataset. All functions are pure.
 
-    The states are a mapping from names to `ReplayState`s. The states of dataset replays are named by `of_dataset`. They
+    The states are a mapping from names to `ReplayState`s. The states of dataset replays are named by `of_dataset`, and
     do not contain the dataset's rings, which are never written to and not saved in checkpoints.
 
     Args:
@@ -75,7 +75,7 @@ class Experience:
         return found
 
     def items_of_dataset(self, source: Replay) -> int:
-        """Return the number of a batch's items that come from the dataset; a mixture has at least one of each kind."""
+        """Return the number of items from the dataset in a batch; a mixed batch has at least one item of each kind."""
         least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
 
@@ -260,7 +260,7 @@ class Experience:
         return dict(states) | after, {name: batch for name, (_, batch) in taken.items()}
 
     def cut_to_length[T](self, learn: Callable[[dict[str, Any]], T], batches: dict[str, Any]) -> T:
-        """Call `learn` with the batches of all sources; batches of whole episodes are cut to the length they need."""
+        """Call `learn` with the batches of all sources; batches of whole episodes are cut to the necessary length."""
         for name, buffer in self.episodes.items():
             learn = functools.partial(_with_one_cut, learn, name, buffer)
         return learn(batches)
@@ -306,7 +306,7 @@ def of_dataset(name: str) -> str:
 
 
 def has_separate_dataset(algo: Algorithm) -> bool:
-    """Return whether an algorithm has a source for demonstrations and another one for its own experience."""
+    """Return whether an algorithm has a source for a dataset and another source for its own experience."""
     sources = algo.experience.values()
     return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
 
@@ -317,7 +317,7 @@ def learns_from_dataset(algo: Algorithm) -> bool:
 
 
 def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> dict[str, Any]:
-    """Return the settings of `algo` that `holds` depends on: resetting any of them to its default makes it false."""
+    """Return the settings of `algo` that `holds` depends on: if any of them had its default, `holds` would be False."""
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
@@ -331,7 +331,7 @@ def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> di
 
 
 def dataset_settings(algo: Algorithm) -> dict[str, Any]:
-    """Return the settings that make `algo` learn from a dataset; empty if it always does."""
+    """Return the settings that make `algo` learn from a dataset; empty if it learns from one with any settings."""
     return deciding_settings(algo, learns_from_dataset)
 
 

@@ -1,4 +1,4 @@
-"""The kernels and collectives of each loop of a compiled program, read from XLA's text."""
+"""The kernels and collectives of each loop of a compiled program, parsed from XLA's text format (HLO)."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ class Loop:
         inner loops.
       collectives: number of collectives, keyed by kind, that one run of the body starts outside the inner loops.
       exchanged: bytes of the arrays that these collectives return on one device.
-      loops: the inner loops, in the order of the text.
+      loops: the inner loops, in the order of the program's text.
     """
 
     trips: int | None = 1
@@ -66,7 +66,7 @@ class Loop:
             yield from ((inner, trips * runs) for inner, runs in loop.walk())
 
     def all_collectives(self) -> Counter[str]:
-        """Return the collectives of one run of the body and all inner loops."""
+        """Return the number of collectives, keyed by kind, of one run of the body and all inner loops."""
         found = Counter()
         for loop, runs in self.walk():
             found.update({kind: runs * count for kind, count in loop.collectives.items()})

@@ -1,7 +1,7 @@
 """The acting loop for host environments: like `jaxrl.parallel.rollout.unroll`, but with one compiled call per step.
 
-Each call also writes its time step into the rollout on the device, in place, so rollouts are never assembled from
-separate steps.
+Each call also writes its time step into the rollout on the device, in place, so that rollouts need not be assembled
+from separate steps.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jaxrl.parallel import rollout as ro
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
 Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # a rollout's time steps [T + 1, B], actions and extras [T, B]
 
-# Every index is unique. Indices past the last environment are padding: reads are arbitrary, and writes are dropped.
+# Every index is unique. Indices past the last environment are padding: they read arbitrary values and write nothing.
 _READ: dict[str, Any] = {"mode": "clip", "unique_indices": True}
 _WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
@@ -35,7 +35,7 @@ class HostActing:
       previous_action, carry: arrays of shape `[B, ...]` on the device that acts.
       roots: root keys for sampling actions, shape `[B]`.
       steps_per_env: number of steps of each environment so far, which is folded into `roots` for every step.
-      extras: names of the extras that acting returns; a complete rollout may have more.
+      extras: names of the extras that `act` returns; a complete rollout may have more.
     """
 
     timestep: TimeStep[np.ndarray]
@@ -46,7 +46,7 @@ class HostActing:
     extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
-        """Return the integer to fold into the keys for the step that is `number` steps ahead."""
+        """Return the integer to fold into the keys of the step that is `number` steps after the next one."""
         return np.uint32((self.steps_per_env + number) % 2**32)
 
     def storage(self, rollout: Rollout) -> Storage:
@@ -81,7 +81,7 @@ class HostSteps:
     # the arguments. The outputs of `act` are on this device, too, so `act` is compiled only once.
     @partial(jax.jit, static_argnums=0, keep_unused=True)
     def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
-        """Return the initial carry, and zeros as previous action, for the first time step."""
+        """Return the initial carry, and zeros as the previous action, for the first time step."""
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
@@ -161,7 +161,8 @@ def unroll(
 ) -> Generator[None, None, Rollout]:
     """Act for `steps.length` steps in host environments, update `acting`, and return the rollout.
 
-    Yields while `env.step` is running, so that one thread can serve several groups; `complete` waits instead.
+    Yields while the environments are stepping, so that one thread can serve several groups. `complete` runs the
+    generator without serving other groups.
 
     Args:
       steps: the compiled functions.
@@ -212,7 +213,7 @@ def complete[T](unrolling: Generator[None, None, T]) -> T:
 
 
 def in_this_thread(env_step: Callable[[PyTree], TimeStep[np.ndarray]]) -> Step:
-    """Return a `Step` that blocks until `env_step` is done."""
+    """Return a `Step` that calls `env_step` and blocks until it returns."""
 
     def step(action):
         timestep = env_step(action)

@@ -1,4 +1,4 @@
-"""One iteration of any topology: collect, store, update, report."""
+"""One iteration in any topology: collecting and storing rollouts, updating the learner, and reporting."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -76,7 +76,7 @@ def iterate[Env](
     Args:
       collects: the collector.
       algo: the algorithm, with its schedules resolved.
-      source: the collector's source.
+      source: as in `RolloutCollector.collect`.
       state: this device's part of the state.
       dataset: the rings of a dataset, by name.
 
@@ -206,7 +206,7 @@ def run_updates(
     # The loop carries only what an update changes: the learner and the indices, not the rows.
     carried = (state.learner, {name: state.buffers[name].index for name in rings})
     if not isinstance(updates, int):
-        # A loop of this length rather than a branch: with a replay, `made` is the same for all runs of a mapped batch.
+        # A loop of length `made`, not a branch: with a replay, `made` is the same for all runs of a mapped batch.
         made = jnp.where(enough, updates, 0)
         zeros = no_metrics(update, carried, jnp.int32(0))
         carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))

@@ -27,7 +27,7 @@ _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The layout of a run over devices. Hashable, as it is a static argument of compiled functions.
+    """The division of a run among devices. Hashable, as it is a static argument of compiled functions.
 
     Args:
       spec: the spec of the environments.
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def replicas(self) -> Replicas:
-        """The replicas that an update is averaged over."""
+        """The reductions over the devices that share an update."""
         platform = meshes.local_devices(self.target)[0].platform
         if self.devices == 1:
             return SingleReplica(self.shards, platform)

@@ -10,7 +10,7 @@ from jaxrl.core.sources import Episodes, Replay
 from jaxrl.core.types import Algorithm, PyTree
 from jaxrl.parallel.targets import Target
 
-_HEADROOM = 0.9  # usable fraction of the free memory; the rest is for the program itself
+_HEADROOM = 0.9  # usable fraction of the free memory; the program itself needs the remaining memory
 
 
 def size_of(tree: PyTree) -> int:
@@ -142,7 +142,7 @@ def _here(devices):
 
 
 def _share(needed, devices, target):
-    """Divide `needed` bytes over the memories of the devices; return the needed and free bytes of one, and its name."""
+    """Divide `needed` bytes over the memories of the devices; return one memory's needed bytes, free bytes and name."""
     if devices[0].platform == "cpu":
         return needed * len(_here(devices)) // len(devices), free_on_host(), "this machine"
     free = free_on_device(_here(devices)[0]) if target is None else target.memory

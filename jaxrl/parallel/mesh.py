@@ -1,4 +1,4 @@
-"""The mesh of devices that everything runs on."""
+"""The mesh of devices of a run, and functions that place arrays on it."""
 
 import os
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def data_mesh(devices: int, processes: int | None = None, target: Target | None 
 
     Args:
       devices: total number of devices of these processes.
-      processes: 1: only this process, as for a run of a sweep; None: all.
+      processes: 1: only this process, as for a run of a sweep; None: all processes.
       target: accelerators to compile for, without running on them; they count as devices of this process.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
@@ -161,7 +161,7 @@ def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out
 
 
 class _Empty:
-    """The empty arrays (without elements) of a tree, and the rest of the tree.
+    """A tree, divided into its empty arrays (without elements) and all other arrays.
 
     Args:
       specs: a prefix tree of partition specs.
@@ -183,14 +183,14 @@ class _Empty:
 
         Args:
           rest: the arrays with elements.
-          whole: True to convert the empty arrays of one device's share to global ones, False for the opposite.
+          whole: True if the tree was one device's share and the result is global, False for the opposite.
         """
         others = iter(jax.tree.leaves(rest))
         return self._structure.unflatten(empty(whole) if empty else next(others) for empty in self._empty)
 
 
 def _make(sharding, shape, dtype, whole):
-    """Return an empty array: if `whole`, the global one for a share of `shape`; otherwise a share of the global one."""
+    """Return an empty array: if `whole`, the global array whose share has `shape`; otherwise a share of that array."""
     if not whole:
         return jnp.zeros(sharding.shard_shape(shape), dtype)
     one = partial(jnp.zeros, shape, dtype)

@@ -53,8 +53,8 @@ class Offline(Topology):
       devices: number of devices, as in `Anakin`; every batch and the dataset are divided over them.
       shards: number of equal parts of the dataset; every batch has equally many items from each part. Runs with the
         same number are equal on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
-      stream: read batches from disk in shuffled order instead of keeping the dataset in memory; None: only if it does
-        not fit.
+      stream: read batches from disk in shuffled order instead of keeping the dataset in memory; None: only if the
+        dataset does not fit.
     """
 
     devices: int | None = None

@@ -1,4 +1,4 @@
-"""The program that a topology returns, with which the training loop starts and continues a run chunk by chunk.
+"""The program that a topology returns: the training loop uses it to start a run and to continue it chunk by chunk.
 
 Programs differ in two parts: how they collect rollouts (`RolloutCollector`), and whether the host drives their
 iterations (`HostLoop`).
@@ -31,7 +31,7 @@ from jaxrl.parallel.layout import Layout
 
 
 class HostLoop[Env, Data](Protocol):
-    """A driver that runs the iterations of a program from the host and supplies their data.
+    """A driver on the host that runs the iterations of a program and supplies their data.
 
     The default methods are for drivers without environments.
     """
@@ -60,7 +60,7 @@ class HostLoop[Env, Data](Protocol):
         return {}
 
     def close(self) -> None:
-        """Close everything that `begin` created; may be called at any time, and twice."""
+        """Close everything that `begin` created; may be called at any time, and more than once."""
         return None
 
 
@@ -69,7 +69,7 @@ class Program[Env, Data]:
     """A run of one algorithm in one topology, checked and ready to start.
 
     `Env` is the type of the environment, or None. `Data` is the type of the dataset: rows on the devices, a stream of
-    batches, or None. Each method takes the algorithm that was bound, because its numbers may have changed since then.
+    batches, or None. Each method takes the bound algorithm again, because its numbers may have changed since `bind`.
     Hashable, as it is a static argument of compiled functions.
 
     Args:
@@ -158,7 +158,7 @@ class Program[Env, Data]:
     def run(
         self, algo: Algorithm, env: Env, key: jax.Array, iterations: int, total_steps_per_env: jax.Array
     ) -> tuple[RunState, Metrics]:
-        """Run a whole training on one device. Pure; metrics have one entry per iteration."""
+        """Train from the first to the last iteration on one device. Pure; metrics have one entry per iteration."""
 
         def step(state, _):
             state, report = self.iterate(algo, env, state, total_steps_per_env)
@@ -285,7 +285,7 @@ class Program[Env, Data]:
         return _chunk.lower(self, None, algo, env, state.replace(buffers={}), buffers, *numbers, dataset).compile()
 
     def close(self) -> None:
-        """End the program's threads and close its environments; may be called at any time, and twice."""
+        """End the program's threads and close its environments; may be called at any time, and more than once."""
         if self.host is not None:
             self.host.close()
 
@@ -345,7 +345,7 @@ def _chunk(program, recorded, algo, env, state, buffers, length, total_steps_per
 
         return program._repeat(step, state, length, recorded)
 
-    # Only the buffers are donated, as they are large; the rest of the state is kept in case NaN occurs in the chunk.
+    # Only the buffers are donated, as they are large; other parts of the state are kept in case the chunk produces NaN.
     arguments = algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset
     if layout.devices == 1:
         return advance(*arguments)

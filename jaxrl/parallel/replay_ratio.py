@@ -27,7 +27,7 @@ def updates_per_iteration(ratio: float, num_envs: int, rollout_length: int) -> F
 
 
 def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
-    """Return the reason why a ratio cannot be kept exactly; empty if it can."""
+    """Return an error line if a ratio is invalid or cannot be kept exactly; otherwise []."""
     if not 0.0 < ratio < float("inf"):
         return [f"replay_ratio={ratio} must be a finite number of updates per environment step, more than 0"]
     average = updates_per_iteration(ratio, num_envs, rollout_length)

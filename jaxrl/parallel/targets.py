@@ -1,4 +1,4 @@
-"""Descriptions of accelerators to compile programs for, even if this machine does not have them."""
+"""Descriptions of accelerators, for compiling programs on machines without these accelerators."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{name}"
 """
-# Pairs of XLA's name for a number and our name for it, or its value if that is the same for all supported cards.
+# Pairs of XLA's name and jaxrl's name of a number, or XLA's name and the value if all supported cards have this value.
 _NUMBERS = re.findall(r"(\w+): \{?(\w+)\}?", _GPU.partition("cuda_compute_capability")[0])
 _FILE = re.compile(r"(?P<path>.+\.json)(:(?P<shape>[^/]*))?")  # in place of the name of an accelerator
 
@@ -184,7 +184,7 @@ def _compiled_for(name, description, hint, variables, *topology, **settings):
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Set `variables` where unset, and remove them afterwards, so that this machine's devices start without them."""
+    """Set those of `variables` that are unset, and remove them afterwards, so that local devices start without them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

@@ -35,7 +35,7 @@ def requested() -> int | None:
 
 
 def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Return whether this run is faster with one thread, and the user has not set a number of threads.
+    """Return whether this run is faster with one thread, and no number of threads was set by the user.
 
     Args:
       algo: the algorithm as set by the user, not resolved.

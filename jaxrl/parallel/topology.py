@@ -102,12 +102,12 @@ def default_topology(env: Environment | HostRecipe | None, num_envs: int | None 
 def choose(
     topology: Topology | None, env: Environment | HostRecipe | None, num_envs: int | None
 ) -> tuple[Topology, list[str]]:
-    """Return the topology of a run, and a line for each setting that is incompatible with it.
+    """Return the topology of a run, and an error line for each setting that is incompatible with it.
 
     Args:
       topology: the topology that the caller set; None: the default for `env`.
       env: the environment; None: the run learns only from a dataset.
-      num_envs: the number that the caller set for the default topology.
+      num_envs: the number of environments that the caller set for the default topology.
     """
     if topology is None:
         found = needs_environment(env) if num_envs is not None else []

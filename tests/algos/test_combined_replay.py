@@ -106,7 +106,7 @@ def test_a_run_is_the_same_on_any_number_of_devices():
         (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
         (jaxrl.DQN(view=View(0)), "DQN.view=View.*items=0 must be a whole number of at least 1"),
         (jaxrl.DQN(view=View("4")), "items='4' must be a whole number"),
-        (jaxrl.DQN(view=View(4, "lifo")), "sampler='lifo' is not one of jaxrl.core.sources"),
+        (jaxrl.DQN(view=View(4, "lifo")), "sampler='lifo' is not a rule from jaxrl.core.sources"),
         (jaxrl.DQN(view=View(4, Prioritized(exponent=-1.0))), "exponent and beta must be numbers of at least 0"),
         (jaxrl.DQN(view=View(4, remover=MinHeap())), "has no effect without capacity"),
     ],

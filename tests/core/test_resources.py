@@ -61,7 +61,7 @@ def test_what_fits(monkeypatch):
 def test_elsewhere_than_on_linux_it_is_refused(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity")
     (found,) = resources.problems(Resources(learner="0"), {}, 0)
-    assert "cores and memory can be divided on Linux only" in found
+    assert "cores and memory can be limited only on Linux" in found
     assert resources.problems(Resources(), {}, 0) == []
 
 

@@ -211,7 +211,7 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
     [
         ({"suite": "gymnasium", "name": "host_probes:Counting-v0", "parameters": {}, "wrappers": []}, "must not"),
         ({"suite": "gymnasium", "name": ".os:X", "parameters": {}, "wrappers": []}, "must not"),
-        ({"suite": "gymnasium", "parameters": {"workers": "many"}, "wrappers": []}, "cannot have workers='many'"),
+        ({"suite": "gymnasium", "parameters": {"workers": "many"}, "wrappers": []}, "the wrong type: workers='many'"),
         ({"suite": "envpool", "parameters": {"base_path": "/tmp"}, "wrappers": []}, "does not accept base_path"),
         ({"suite": "envpool", "parameters": {"vzd_path": "/tmp/x"}, "wrappers": []}, "a file may not set vzd_path"),
         ({"suite": "envpool", "parameters": {"game_args": "+quit"}, "wrappers": []}, "a file may not set game_args"),
@@ -234,7 +234,7 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
         ({"wrappers": [{"type": "torso:mlp"}]}, "is not a registered wrapper"),
         ({"wrappers": [3]}, "is not a registered wrapper"),
         ({"wrappers": [{"type": "wrapper:autoreset", "color": 1}]}, "has no field color"),
-        ({"wrappers": [{"type": "wrapper:framestack", "frames": "x"}]}, "cannot have frames='x'"),
+        ({"wrappers": [{"type": "wrapper:framestack", "frames": "x"}]}, "the wrong type: frames='x'"),
     ],
     ids=lambda value: str(value)[:70],
 )

@@ -206,7 +206,7 @@ ALLOWED = jnp.ones((T, B, 4), bool)
             {"chioce": (ALLOWED, None, None)},
             r"mask has the parts \['chioce'\], which .* parts are \['amount', 'choice'\]",
         ),
-        ({"choice": (ALLOWED, None)}, r"a tuple of 2, but the space has the parts \[0, 1, 2\]"),
+        ({"choice": (ALLOWED, None)}, r"a tuple of length 2, but the space has the parts \[0, 1, 2\]"),
         ({"choice": (ALLOWED[..., :1], None, None)}, r"mask of Discrete.*\(5, 3, 1\); it must be \[..., 4\], or None"),
         ({"choice": ({"a": ALLOWED}, None, None)}, r"mask of Discrete.*\{'a': \(5, 3, 4\)\}; it must be \[..., 4\]"),
         ({"amount": ALLOWED}, r"mask of Box.*\(5, 3, 4\); it must be None"),

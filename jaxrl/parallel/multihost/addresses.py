@@ -1,4 +1,4 @@
-"""The address at which the other processes of a run reach this one, and checks of the connection."""
+"""The address at which the other processes of a run reach this process, and checks of the connection."""
 
 import errno
 import ipaddress
@@ -80,8 +80,8 @@ def is_taken(bind: str) -> bool:
 def use(address: str) -> None:
     """Make collectives between CPU devices use this address of the machine; call this before JAX creates its devices.
 
-    By default, Gloo uses the address that the machine's name resolves to, and JAX has no setting for it. This function
-    uses JAX's internals; if these have changed, it warns and does nothing.
+    By default, Gloo uses the address that the hostname resolves to, and JAX has no setting for the address. This
+    function uses JAX's internals; if these have changed, it warns and does nothing.
     """
     try:
         from jax._src import distributed as engine

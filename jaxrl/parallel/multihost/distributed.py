@@ -1,4 +1,4 @@
-"""Runs of several processes: JAX's multi-controller runtime, and decisions that all processes must share.
+"""Runs with several processes: JAX's multi-controller runtime, and decisions that all processes make together.
 
 Every process runs the same program. Therefore, decisions about the run (the length of the next chunk, whether to stop,
 the checkpoint to resume from) are made jointly with `exchange`, never from the state of only one process: processes
@@ -190,7 +190,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def collective_errors(what: str) -> Generator[None]:
-    """Raise an error of the block in all processes if it occurs in any of them."""
+    """Raise an error in all processes if the block raises an error in any of them."""
     if jax.process_count() == 1:
         yield
         return
@@ -214,7 +214,7 @@ def collective_errors(what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def report_errors() -> Generator[None]:
-    """Report an error of the block to the other processes, which raise it at their next `exchange`.
+    """Report an error of the block to the other processes, which raise a PeerError at their next `exchange`.
 
     Raises:
       PeerError: the connection to another process broke during a collective.

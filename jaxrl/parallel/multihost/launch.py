@@ -1,7 +1,7 @@
 """Launching of a run in this process, in several processes on this machine or a Ray cluster, or in a compute cluster.
 
 Several processes run the same program, which is started once per process. Each process reads its place in the run when
-it calls `launch`. The process that starts them does not train and does not import JAX: it assigns cores and GPUs,
+it calls `launch`. The process that starts the others does not train and does not import JAX: it assigns cores and GPUs,
 passes signals on, and watches the processes until they end.
 """
 
@@ -104,7 +104,7 @@ def parse(text: str) -> Launch:
 
 
 def problems(how: Launch) -> list[str]:
-    """Return a line for each number in `how` that is invalid or more than this machine has."""
+    """Return an error line for each number in `how` that is invalid or too large for this machine."""
     if not isinstance(how, Several):
         return []
     kind = next(kind for kind, known in _KINDS.items() if isinstance(how, known))
@@ -135,7 +135,7 @@ def problems(how: Launch) -> list[str]:
 
 
 def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
-    """Run a command as the processes of one run, and wait for all to end.
+    """Run a command in each process of one run, and wait for all processes to end.
 
     The output of process 0 is shown immediately. If another process fails, the end of its output is shown.
 
@@ -181,7 +181,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
 
 @contextlib.contextmanager
 def _started(command, how, signals):
-    """Start the processes of one attempt, or fewer if a signal arrives; at the end, kill those that still run."""
+    """Start the processes of one attempt, or fewer if a signal arrives; at the end, kill all that are still running."""
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
@@ -203,7 +203,7 @@ def _started(command, how, signals):
 
 
 class _Signals:
-    """The signals that were passed on to the running processes."""
+    """The running processes, and the signals that were passed on to them."""
 
     def __init__(self):
         self.passed: list[int] = []

@@ -1,4 +1,4 @@
-"""Processes on this machine, each with its place in the run, its cores and its GPUs."""
+"""Processes of a run on this machine, each with its own environment variables, cores and GPUs."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class Started(Protocol):
         ...
 
     def stderr_tail(self) -> str:
-        """Return the output of the process that was not shown."""
+        """Return the last output of the process; empty for a process whose output is shown immediately."""
         ...
 
     def notify_training_finished(self) -> None:
@@ -109,7 +109,7 @@ class Local:
 
 
 def places(how: Several, coordinator: str = "") -> list[Place]:
-    """Return the places of all processes of one start: first the learners, then the evaluators."""
+    """Return the places of all processes that are started together: first the learners, then the evaluators."""
     start = secrets.token_hex(8)
     return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
 
@@ -138,7 +138,7 @@ def free_port(host: str) -> int:
 
 
 def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
-    """Return the share of process `index` of `count`; if there are fewer things than processes, return all things."""
+    """Return the part of `things` for process `index` of `count`; all things if there are fewer than processes."""
     if len(things) < count:
         return list(things)
     return list(things[index * len(things) // count : (index + 1) * len(things) // count])

@@ -80,13 +80,13 @@ Launch = Here | Cluster | Several
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process in its run.
+    """The place of a process in its run: its index, the number of processes, and the coordinator's address.
 
     Attributes:
       coordinator, num_processes, process_id: the arguments of `distributed.initialize`; evaluators are not counted, and
         their indices follow those of the learners.
       evaluators: number of evaluators of the run.
-      start: random text that all processes of one start share.
+      start: random text, which is the same for all processes that are started together.
     """
 
     coordinator: str

@@ -33,8 +33,8 @@ class Holder(Local):
     """A Ray actor that starts and controls a process on its machine.
 
     Args:
-      command: the command; this machine's Python replaces its first word.
-      place: the place of the process; if it has no coordinator, a free port of this machine is used.
+      command: the command; the Python of the actor's machine replaces its first word.
+      place: the place of the process; if it has no coordinator, a free port of the actor's machine is used.
       variables: environment variables in addition to those of the actor.
       directory: the working directory.
     """

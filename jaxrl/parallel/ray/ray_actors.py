@@ -1,4 +1,4 @@
-"""Ray actors (Moritz et al., 2018, arXiv:1712.05889) that run environments on other machines than the learner.
+"""Ray actors (Moritz et al., 2018, arXiv:1712.05889) that run environments on machines other than the learner's.
 
 Actors either only step host environments (`ActorPool`), or also act in them with a copy of the policy
 (`RemoteCollector`): they receive parameters and return rollouts. An actor is lost if its process, its machine or its
@@ -211,8 +211,8 @@ class ActorPool:
         """Wait for the actors, and return their answers to the calls of `begin`.
 
         Args:
-          again: the method to call on an actor that replaces a lost one: with the same arguments if it is the method
-            that was called before, otherwise without arguments.
+          again: the method to call on an actor that replaces a lost one: with the same arguments if it is the method of
+            the call that was lost, otherwise without arguments.
           steps: number of environment steps that the method takes.
 
         Raises:

@@ -1,7 +1,7 @@
 """Actor threads, each of which collects rollouts in one or two groups of host environments for a learner.
 
-While the learner waits for rollouts, errors in the threads are reraised unchanged, and steps that take too long raise
-an error.
+While the learner waits for rollouts, it reraises errors of the actor threads unchanged, and raises an error if a step
+takes too long.
 """
 
 import threading
@@ -23,7 +23,7 @@ _COMPILING = 60.0  # maximum seconds to wait for a compilation at the end
 
 
 class Progress(NamedTuple):
-    """The progress of a learner."""
+    """The number of updates and iterations of a learner so far."""
 
     updates: int
     iterations: int
@@ -44,7 +44,7 @@ class ActorThreads:
     Args:
       threads: the collectors of each thread, one or two.
       devices: the device that each thread acts on.
-      selection: chooses the parameters of each rollout and the rollouts of a batch.
+      selection: the rule that selects the parameters of each rollout and the rollouts of a batch.
       first: number of the first rollout.
       step_timeout: time limit in seconds for one step of the environments.
     """
@@ -178,7 +178,7 @@ class ActorThreads:
         return sum(c.host.failures for c in self._collectors if isinstance(c.host, WatchedEnvironment))
 
     def close(self) -> None:
-        """End the threads and close the environments, within seconds even if one hangs; may be called twice.
+        """End the threads and close the environments, within seconds even if one hangs; may be called more than once.
 
         This waits for threads that compile a program: they cannot be stopped, and would crash at the interpreter's end.
         """

@@ -34,7 +34,7 @@ class Collected(struct.PyTreeNode):
 
 
 class Stepping:
-    """A clock that runs during `env.step`."""
+    """A clock that measures the time spent in the environments' steps and resets."""
 
     def __init__(self):
         self.since: float | None = None  # start of the running step in monotonic seconds; None between steps
@@ -71,11 +71,11 @@ class Collector(Protocol):
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """Collect one rollout, and return it.
 
-        Yields while `env.step` is running, so that the thread can serve another group.
+        Yields while the environments are stepping, so that the thread can serve another group.
 
         Args:
-          published: the parameters, on this collector's device.
-          stepper: another thread to step in while this one acts for another group; None: step in this thread.
+          published: the algorithm and the parameters, on this collector's device.
+          stepper: a thread that steps the environments while this one acts for another group; None: this thread steps.
         """
         ...
 
@@ -90,7 +90,7 @@ class Collector(Protocol):
 
 
 class ReadyScheduler:
-    """A scheduler that makes every environment of a group act `length` times, in batches of `ready` environments.
+    """A scheduler that lets the policy act `length` times in every environment of a group, for `ready` at a time.
 
     A batch has exactly `ready` different environments, because acting is compiled for this number, and the host
     receives this number of environments at a time. Batches are sent and received as a whole, and `ready` divides the
@@ -118,7 +118,7 @@ class ReadyScheduler:
 
     @property
     def over(self) -> bool:
-        """True if all environments have made all of their steps, and were received."""
+        """True if all environments have made all of their steps, and the results were received."""
         return not (self._at_work.any() or self._left.any())
 
     def take(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -138,7 +138,7 @@ class ReadyScheduler:
         return env_ids, numbers
 
     def came(self, env_ids: np.ndarray) -> None:
-        """Record that these environments were received."""
+        """Record that the results of these environments were received."""
         self._at_work[env_ids] = False
 
 

@@ -1,4 +1,4 @@
-"""Sebulba's host loop: environments, the actor threads that collect rollouts in them, and the learner's updates."""
+"""Sebulba's host loop: the environments, the actor threads that collect rollouts, and the learner's updates."""
 
 import time
 from functools import partial
@@ -254,7 +254,7 @@ def _recorded_rows(rollout, columns, spec):
 
 
 def _joined(rows: list[list[Trajectory]]) -> Trajectory:
-    """Join recorded rows: those of the groups of a batch along environments, and those of batches along time."""
+    """Join recorded rows: along environments for the groups of a batch, then along time for the batches."""
     wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)
 

@@ -1,4 +1,4 @@
-"""The learner for host environments: compiled functions that learn from rollouts of actors."""
+"""The learner for host environments: compiled functions that learn from the actors' rollouts."""
 
 import dataclasses
 from functools import partial

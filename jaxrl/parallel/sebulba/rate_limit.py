@@ -1,4 +1,4 @@
-"""The rate limit of a learner that samples from a replay while actors insert: the side that is ahead waits.
+"""The rate limit of a learner that samples from a replay while actors insert: the side that is too far ahead waits.
 
 The balance is the replay ratio times the number of stored environment steps, minus the number of updates. The limit
 keeps the balance within a tolerance of its value at the minimum size of the replay. Rows are stored in rounds of one
@@ -16,7 +16,7 @@ _ROUNDING = 1e-6  # updates
 
 
 class Counts(NamedTuple):
-    """The number of insertions and updates of a replay since it was empty."""
+    """The numbers of insertions into a replay and of updates from it since it was empty."""
 
     inserted: int  # stored environment steps
     updates: int  # updates that sampled from it
@@ -46,7 +46,7 @@ class RateLimit:
 
     @property
     def least_tolerance(self) -> float:
-        """The smallest tolerance without a deadlock: one update or, if there are more, the updates of one round."""
+        """The smallest tolerance without a deadlock: one update or, if that is more, the updates per round."""
         return max(1.0, self.replay_ratio * self.steps)
 
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:
@@ -87,7 +87,7 @@ def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts
 
 
 def problems(experience: Experience, error_buffer: float) -> list[str]:
-    """Return the reason why this limit is impossible, or []. The other settings of the algorithm must be valid."""
+    """Return an error line if this limit is impossible, or []. The other settings of the algorithm must be valid."""
     kind = type(experience.algo).__name__
     if not experience.online_sources:
         return [f"error_buffer={error_buffer} needs a replay, but {kind} has none; use error_buffer=None"]

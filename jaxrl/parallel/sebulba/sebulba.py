@@ -2,7 +2,7 @@
 
 Actor threads step groups of environments and act on actor devices. The learner, in the caller's thread, learns from
 one rollout of every group at a time, or from rollouts as they become full. Rollouts wait in bounded queues, so neither
-side gets far ahead of the other.
+the actors nor the learner gets far ahead.
 
 With several processes, each has a part of the environments and of the learner's devices. Each process acts only in its
 own environments. The rollouts form one batch, whose rows stay in their processes, and gradients are all-reduced.
@@ -35,7 +35,7 @@ from jaxrl.parallel.topology import Topology, needs_environment
 
 @dataclasses.dataclass(frozen=True)
 class Sebulba(Topology):
-    """The topology with a learner, and actor threads that step host environments.
+    """The topology of a learner and of actor threads that step host environments.
 
     Args:
       num_envs: number of environments over all groups and processes. None: as in `Anakin`, rounded up to a number that
@@ -44,8 +44,8 @@ class Sebulba(Topology):
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
       devices: number of devices that learn; the environments are divided over them. With several processes: the total
         number. None: one in each process.
-      actor_devices: number of devices that act in each process: the devices after the learner's if there are enough,
-        otherwise the same devices; threads are assigned to them in turn.
+      actor_devices: number of devices that act in each process: the devices after the learner's devices if there are
+        enough, otherwise the learner's devices; threads are assigned to them in turn.
       actor_platform: platform of the devices that act. With "cpu", actors use the processor while an accelerator
         learns. This suits small networks, for which the overhead of a call on an accelerator exceeds the time of its
         arithmetic. None: the learner's platform.
@@ -53,9 +53,9 @@ class Sebulba(Topology):
       lockstep: whether runs are deterministic: every rollout is collected with parameters that are exactly `lag`
         updates old, instead of the newest parameters. Several processes need lockstep. None: True, unless the algorithm
         learns from data of any age (replays, V-trace), or `ready` or `learner_batch` is set.
-      lag: age of the parameters in updates with lockstep, 0 or 1. With 0, actors wait for the learner, and the run
-        equals a run of `Anakin` with the same environments; with 1, actors act while the learner updates. None: 1 if
-        `lockstep` is None, too, and the algorithm allows it (PPO), otherwise 0 (A2C).
+      lag: with lockstep, the age of the acting parameters in updates, 0 or 1. With 0, actors wait for the learner, and
+        the run equals a run of `Anakin` with the same environments; with 1, actors act while the learner updates. None:
+        1 if `lockstep` is None, too, and the algorithm allows it (PPO), otherwise 0 (A2C).
       queue: number of rollouts of each group that may wait for the learner.
       learner_batch: number of environments whose rollouts an update learns from, a multiple of the environments of a
         group. The oldest full rollouts are used first, so that groups do not wait for each other. None: all
@@ -66,9 +66,9 @@ class Sebulba(Topology):
       parameter_period: number of updates after which actors receive new parameters. Rollouts may be up to
         `parameter_period - 1` updates older than `lag`, even if the algorithm does not allow such an age. A larger
         period saves transfers, especially to Ray actors with the policy.
-      ready: number of environments to act for at a time: the ones in a group that are ready first. It must divide the
-        group. None: the whole group.
-      error_buffer: number of transitions by which sampling may be ahead of or behind the samples per insert. The
+      ready: number of environments to act for at a time: the environments of a group that are ready first. It must
+        divide the number of environments of a group. None: the whole group.
+      error_buffer: maximum deviation from the replay ratio, as a number of sampled transitions (as in Reverb). The
         learner samples from the replay while actors insert, and the side that is too far ahead waits. None: an
         algorithm with a replay learns from it after every round of rollouts, and keeps its replay ratio exactly.
       step_timeout: time limit in seconds for one step or reset, after which the run ends with an error that names the
@@ -159,7 +159,7 @@ class Sebulba(Topology):
         return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
 
     def batches_at_hand(self, num_envs: int) -> int:
-        """Return the maximum number of batches that all rollouts make, full ones and those being collected."""
+        """Return the maximum number of batches that all full rollouts and all rollouts being collected make."""
         groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
         return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
 
@@ -206,7 +206,7 @@ class Sebulba(Topology):
         return Program(layout, HostRollouts(layout), loop)
 
     def _devices_of_threads(self, layout):
-        """Return one device per actor thread: devices after the learner's if there are enough, otherwise the same."""
+        """Return one device per actor thread: devices after the learner's if there are enough, otherwise the first."""
         here = jax.local_devices(backend=self.actor_platform)
         learning = sum(device in layout.mesh.local_devices for device in here)
         apart = here[learning : learning + self.actor_devices]

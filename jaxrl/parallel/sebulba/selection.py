@@ -42,7 +42,7 @@ class Selection:
 
         Args:
           number: number of the rollout in the whole run.
-          first: number of the first rollout since the actors began.
+          first: number of the first rollout after the actor threads started.
           published: the versions that were published.
         """
         if self.lag is None:
@@ -71,5 +71,5 @@ class Selection:
 
 
 def batches_at_hand(size: int, groups: int, queue: int) -> int:
-    """Return the maximum number of batches of `size` rollouts that all rollouts make, full or being collected."""
+    """Return the maximum number of batches of `size` rollouts that all full and current rollouts make."""
     return -(-groups * (queue + 1) // size)
