@@ -1,4 +1,4 @@
-"""Environments in JAX: adapters of suites, wrappers, and a registry of names."""
+"""Environments: adapters for environment suites, wrappers, and a registry of names."""
 
 from jaxrl.envs.check import check_env, prepared
 from jaxrl.envs.env_registry import as_environment, environments, make

@@ -1,8 +1,8 @@
-"""Environments with several agents, presented as a batch with one row per agent.
+"""Multi-agent environments, presented as a batch with one row per agent.
 
-The environment itself steps all agents at once: its actions, and the leaves of its time steps, begin with an axis of
-agents. `Agents` wraps it as an environment of one agent; in a batch, each block of `num_agents` neighboring rows shares
-one episode. So algorithms, topologies, replays and wrappers do not need to know about agents, and all agents share the
+A multi-agent environment steps all agents at once: its actions and the arrays of its time steps have a leading axis of
+agents. `Agents` wraps it as a single-agent environment; in a batch, each block of `num_agents` consecutive rows shares
+one episode. So algorithms, topologies, replay buffers and wrappers need no code for agents, and all agents share the
 parameters of one policy. PPO in such an environment is IPPO (de Witt et al., 2020, arXiv:2011.09533); with a critic
 that reads the state of the whole environment, it is MAPPO (Yu et al., 2022, arXiv:2103.01955).
 """
@@ -28,16 +28,16 @@ class Agents(Wrapper):
     """A wrapper that makes each agent of a multi-agent environment a row of the batch; `as_rows` applies it.
 
     Under `jax.vmap`, rows k N to k N + N - 1 of a batch are the N agents of one environment. The number of rows must be
-    a multiple of N; each row has a copy of the state, and the key of the first row is used. Without `vmap`, the wrapper
-    returns the first agent's time steps, and all agents take the same action.
+    a multiple of N. Each of the N rows has a copy of the environment's state, and only the key of the first one is
+    used. Without `vmap`, the wrapper returns the first agent's time steps, and all agents take the same action.
 
-    The environment decides what happens to an agent that finishes before the others. Either the agent has ended: it
-    repeats its last step with weight 0 until the episode of all agents is over, and its return does not change. Or it
-    has not ended but is not `active`: until the episode of all agents is over, its return includes its team's rewards,
-    and its values are learned, but not its policy. After that, all agents begin the next episode together.
+    An agent that finishes before the others either ends or becomes inactive; the environment decides which. An agent
+    that has ended repeats its last time step with weight 0 until the episode of all agents is over, and its return does
+    not change. An agent that is not `active` receives its team's rewards until the episode of all agents is over; these
+    steps train its value function, but not its policy. Then all agents begin the next episode together.
 
     Args:
-      env: the environment with several agents, which has episode statistics and resets itself.
+      env: the multi-agent environment, which has episode statistics and resets itself.
       num_agents: the number N of agents.
     """
 
@@ -56,14 +56,14 @@ registry.add("wrapper", Agents)
 
 
 def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] = with_auto_reset) -> Environment:
-    """Return `env` with its agents as rows of the batch, if it has several agents.
+    """Convert a multi-agent environment so that each agent is a row of the batch.
 
     Wrappers that act on the whole episode (time limits, statistics, resets, repeated actions, random parameters) stay
-    under `Agents`; any other wrapper around an environment with several agents applies to each row.
+    inside `Agents`; all other wrappers apply to each agent's row.
 
     Args:
       env: the environment; returned unchanged if it has one agent or if its agents already are rows.
-      auto_reset: a wrapper that makes an environment with several agents reset itself.
+      auto_reset: a wrapper that makes a multi-agent environment reset itself.
     """
     if has_layer(env, Agents) or (agents := num_agents(env)) == 1:
         return env
@@ -76,10 +76,10 @@ def as_rows(env: Environment, auto_reset: Callable[[Environment], Environment] =
 
 @functools.lru_cache(maxsize=256)
 def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
-    """Return functions `reset(leaves, key)` and `step(leaves, state, action, key)` of one row out of `agents`.
+    """Return functions `reset(leaves, key)` and `step(leaves, state, action, key)` for one of the `agents` rows.
 
-    They take the environment's leaves, because `custom_vmap` rebuilds its arguments with booleans as leaves, which
-    environments reject.
+    The functions take the environment's leaves instead of the environment, because `custom_vmap` rebuilds its arguments
+    with booleans as leaves, which environments reject.
     """
 
     @jax.custom_batching.custom_vmap
@@ -92,11 +92,11 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
         return _first(structure.unflatten(leaves).step(state, everyone, key))
 
     def groups(axis_size, in_batched, leaves, *arguments):
-        """Return the leaves' axes for `vmap`, the leaves with one row per group, and the arguments with all rows."""
+        """Return the leaves' `vmap` axes, the leaves with one row per environment, and the arguments with all rows."""
         if axis_size % agents:
             name = structure.unflatten(leaves).name
             raise ConfigError(
-                f"{axis_size} rows do not divide by the {agents} agents of {name}; use a multiple of {agents}"
+                f"{axis_size} rows are not divisible by the {agents} agents of {name}; use a multiple of {agents}"
             )
         one = [x[::agents] if batched else x for x, batched in zip(leaves, in_batched[0], strict=True)]
         axes = [0 if batched else None for batched in in_batched[0]]
@@ -125,7 +125,7 @@ def _methods(agents: int, structure: jax.tree_util.PyTreeDef):
 
 
 def _first(result):
-    """Return the state of all agents, and the first agent's time step."""
+    """Return the state of all agents and the first agent's time step."""
     state, timestep = result
     return state, jax.tree.map(lambda x: x[0], timestep)
 

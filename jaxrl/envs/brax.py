@@ -1,6 +1,6 @@
-"""brax environments (Freeman et al., 2021, arXiv:2106.13281), as raw episodic environments.
+"""brax environments (Freeman et al., 2021, arXiv:2106.13281), without auto-reset.
 
-brax is an extra; it is imported when the first of these environments is made.
+brax is an optional extra, which is imported when the first brax environment is made.
 """
 
 import copy
@@ -38,15 +38,15 @@ NAMES = (
 # no others.
 BROKEN: dict[tuple[str, str], str] = {
     ("swimmer", "generalized"): "it calls jnp.clip(a_min=...), which JAX no longer accepts",
-    ("swimmer", "spring"): "brax has no swimmer of this backend",
-    ("swimmer", "positional"): "brax has no swimmer of this backend",
-    ("swimmer", "mjx"): "brax has no swimmer of this backend",
+    ("swimmer", "spring"): "brax has no swimmer for this backend",
+    ("swimmer", "positional"): "brax has no swimmer for this backend",
+    ("swimmer", "mjx"): "brax has no swimmer for this backend",
 }
 
 # Parts of brax's `System` that brax's backends read, and the MuJoCo options with the same meaning.
 _REPEATED = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
 
-# Arguments of constructors without effect, and why; `tests/envs/test_brax.py` shows that there are no others.
+# Constructor arguments that have no effect, and why; `tests/envs/test_brax.py` shows that there are no others.
 _IDLE = {"ant": dict.fromkeys(("contact_cost_weight", "contact_force_range"), "as brax computes no contact forces")}
 
 
@@ -96,7 +96,7 @@ class BraxEnvironment(PhysicsEnv):
         twice = [(path, _REPEATED[path]) for path in parts if _REPEATED.get(path) in parts] if name == "system" else []
         if twice:
             raise ConfigError(
-                [f"system of {self.name} has {a!r} and {b!r}, which are the same; leave one out" for a, b in twice]
+                [f"system of {self.name} has {a!r} and {b!r}, which mean the same; leave one out" for a, b in twice]
             )
         return parts
 
@@ -121,13 +121,13 @@ names, make = add_suite(BraxEnvironment)
 
 
 def refused() -> tuple[str, ...]:
-    """Return the names of brax's environments that do not run with any backend."""
+    """Return the names of brax's environments that cannot run with any backend."""
     return tuple(n for n in NAMES if n not in names())
 
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return brax's environment for this key."""
+    """Return brax's environment for `key`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance, see docs/environments.md
         return module().get_environment(key[0], **dict(key[1]))

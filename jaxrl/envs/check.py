@@ -1,4 +1,4 @@
-"""Checks of environments against the protocol of `jaxrl.core.types`, and preparation of environments for training."""
+"""Checks that environments follow the protocol in `jaxrl.core.types`, and preparation of environments for training."""
 
 import dataclasses
 import inspect
@@ -29,17 +29,17 @@ _BATCH = 4
 @interruptible
 @checked(steps={"low": 0})
 def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
-    """Check that `env` works in training, by random steps under jit, vmap and scan, or on the host.
+    """Check that `env` works in training by taking random steps under jit, vmap and scan, or on the host.
 
     Args:
       env: the environment, with or without auto-reset; a recipe of host environments; a name; or a Gymnasium
         environment, its class or a function that makes one.
-      steps: number of random steps of each of 4 environments; with 0, only types and shapes of a JAX environment are
-        checked and nothing is compiled.
-      seed: the seed of the actions and resets, from 0 to 2^63 - 1.
+      steps: number of random steps in each of 4 environments; 0 only checks the types and shapes of a JAX environment,
+        without compiling anything.
+      seed: the seed for actions and resets, from 0 to 2^63 - 1.
 
     Raises:
-      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
+      EnvironmentContractError: the environment breaks the contract; the message lists all problems, one per line.
     """
     seed = checked_seed("seed", seed)
     env = as_environment(env)
@@ -53,16 +53,17 @@ def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
 
 
 def check_types(env: Any, *, weak: bool) -> Environment:
-    """Check types and shapes, and that `env` can be traced, without compiling; return `as_rows(env)`.
+    """Check that `env` can be traced and has correct types and shapes; return `as_rows(env)`.
 
-    In the result, each agent of an environment with several agents is a row of the batch, with auto-reset.
+    Nothing is compiled. In the result, a multi-agent environment resets itself and has one row per agent.
 
     Args:
       env: the environment.
-      weak: whether to also reject weakly typed leaves; training accepts them, because a loop makes them strong.
+      weak: whether to also reject weakly typed arrays, which training accepts because its loops make them strongly
+        typed.
 
     Raises:
-      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
+      EnvironmentContractError: the environment breaks the contract; the message lists all problems, one per line.
     """
     rules.raise_problems(env, _static_problems(env))
     env, key = _rows(env), keys.root_key(0)
@@ -166,7 +167,7 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
             line = f"{method}: {reason}"
         else:
             line = f"{method} {_raised(error)}"
-        if "key<" in reason:  # such as two kinds of keys in one `where`; JAX names only one
+        if "key<" in reason:  # such as keys of two types in one `where`; JAX's message names only one of them
             line += f"; {_KEYS}"
         raise rules.broken(env, [line]) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
@@ -218,7 +219,7 @@ def _difference(where: str, first: PyTree, later: PyTree) -> list[str]:
         leaves = [one.get(path) for one in both]
         before, after = map(rules.describe, leaves)
         if _are_keys(*leaves) and len({keys.kind(leaf) for leaf in leaves}) > 1:
-            problems.append(f"{where}{path}: reset and step return keys of two kinds; {_KEYS}")
+            problems.append(f"{where}{path}: reset and step return keys of different types; {_KEYS}")
         elif before != after:
             problems.append(f"{where}{path}: reset returns {before}, step returns {after}")
     structures = [jax.tree.structure(tree) for tree in (first, later)]
@@ -237,15 +238,15 @@ def _are_keys(*leaves: Any) -> bool:
 def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
     state, action = env.reset(key)[0], env.action_space.sample(key)
     return [
-        f"{method} returns two results for the same key, at {path}; use the key for all randomness"
+        f"{method} returns different results for the same key, at {path}; use the key for all randomness"
         for method, call in (("reset", env.reset), ("step", lambda key: env.step(state, action, key)))
-        # Two functions are traced separately, so a number that numpy samples during tracing differs.
+        # The two jitted functions are traced separately, so a number that numpy samples during tracing differs.
         for path in rules.different(*(jax.jit(lambda key, call=call: _plain(call(key)))(key) for _ in range(2)))
     ]
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Replace typed keys by their data, so that they can be compared."""
+    """Replace typed keys with their data, so that they can be compared."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _are_keys(x) else x, tree)
 
 
@@ -272,13 +273,13 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
 
 
 def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
-    """Return `as_environment(env)`; a JAX environment gets episode statistics and auto-reset if it lacks them.
+    """Return `as_environment(env)`, with episode statistics and auto-reset added to a JAX environment that lacks them.
 
-    The statistics use the rewards before `ClipReward` and `ScaleReward`, wherever these are among the wrappers.
+    The statistics use the original rewards, even if `ClipReward` or `ScaleReward` is among the wrappers.
 
     Raises:
       ConfigError: `env` is neither a JAX environment nor a recipe of host environments.
-      EnvironmentContractError: the environment breaks the contract, such as types that differ from those of its spaces.
+      EnvironmentContractError: the environment breaks the contract, for example because types do not match its spaces.
     """
     env = as_environment(env)
     if isinstance(env, Environment):

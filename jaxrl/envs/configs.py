@@ -1,10 +1,10 @@
-"""Environments in files: the suite, the environment's name and parameters, and its wrappers, innermost first.
+"""Conversion of environments to and from JSON: suite, name, parameters and wrappers, innermost first.
 
     {"suite": "gymnax", "name": "CartPole-v1", "parameters": {"gravity": 9.8, ...},
      "wrappers": [{"type": "wrapper:episode_statistics"}, {"type": "wrapper:auto_reset"}],
      "observation_space": ..., "action_space": ...}
 
-Parameters replace the suite's defaults by name. The spaces are those of the wrapped environment.
+Parameters override the suite's defaults. The spaces are those of the environment with all wrappers.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jaxrl.envs.parameters import memory, parameters, with_parameters
 
 
 class SuiteClass(Protocol):
-    """The interface that files need of a suite's environment class, which is registered as "suite:NAME"."""
+    """The methods that this module needs from a suite's environment class, which is registered as "suite:NAME"."""
 
     @property
     def name(self) -> str: ...
@@ -46,8 +46,8 @@ class SuiteClass(Protocol):
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
     """Return `env` as JSON values; objects whose classes are not registered become {"opaque": repr}.
 
-    If these values could not be read back, but a registered function made the environment, they are replaced by the
-    function's name and parameters, and the values that `with_parameters` changed.
+    If these values cannot be read back, but a registered function made the environment, the result has the function's
+    name and parameters instead, and the values that `with_parameters` changed.
     """
     wrappers: list[dict[str, Any]] = []
     inner: Any = env
@@ -74,10 +74,10 @@ def to_config(env: Environment | HostRecipe) -> dict[str, Any]:
 
 
 def _changed(env, config):
-    """Return {"changed": parameters of `env` that differ from `config`'s} or {}; None if `config` cannot be loaded."""
+    """Return {"changed": parameters in which `env` differs from `config`} or {}; None if `config` cannot be loaded."""
     try:
         before = from_config(config)
-    except Exception:  # a suite may raise anything
+    except Exception:  # a suite may raise any error
         return None
     if not isinstance(before, Environment):
         return {}
@@ -87,7 +87,7 @@ def _changed(env, config):
 
 
 def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
-    """Return the environment that `to_config` converted to `config`.
+    """Return the environment from `config`, a result of `to_config`.
 
     Raises:
       ConfigError: a name is not registered, a parameter does not fit, or the file does not describe an environment.
@@ -97,7 +97,7 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
     named = isinstance(suite, str) and isinstance(name, str)
     if not named or not isinstance(parameters, Mapping) or not isinstance(wrappers, list):
         raise ConfigError(
-            "the file does not describe an environment: a suite, name, parameters or wrappers are missing"
+            "the file does not describe an environment: the suite, name, parameters or wrappers are missing"
         )
     if set(parameters) == {"opaque"}:
         decode(dict(parameters))  # raises
@@ -122,7 +122,7 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
 
 
 def full_name(config: Mapping[str, Any]) -> str:
-    """Return the name "suite:name" of the environment in a result of `to_config`."""
+    """Return an environment's name, "suite:name", from a result of `to_config`."""
     return ":".join(part for part in (config.get("suite"), config.get("name")) if part)
 
 
@@ -144,5 +144,5 @@ def _named(full_name, parameters):
 def _wrapped(env, wrapper):
     name = wrapper.get("type") if isinstance(wrapper, Mapping) else None
     if not isinstance(name, str) or name.partition(":")[0] not in ("wrapper", registry.USER):
-        raise ConfigError(f"{name!r} is not a registered wrapper of environments")
+        raise ConfigError(f"{name!r} is not a registered environment wrapper")
     return decode_fields(registry.find(name), {key: x for key, x in wrapper.items() if key != "type"}, env=env)

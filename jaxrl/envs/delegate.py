@@ -1,4 +1,4 @@
-"""The base class of wrappers: forwarded properties, and checks of arguments."""
+"""The base class of wrappers, and checks of their arguments."""
 
 import math
 from collections.abc import Mapping
@@ -23,11 +23,12 @@ def forward(attribute: str) -> Any:
 
 
 class Wrapper(struct.PyTreeNode):
-    """The base class of wrappers, which forwards to `env` everything that a subclass does not override.
+    """The base class of wrappers, which forwards properties and `reset` to `env`; subclasses define `step`.
 
     Attributes:
       env: the wrapped environment.
-      of_all_agents: whether the wrapper acts on the episode of all agents, not on an agent's row (`jaxrl.envs.agents`).
+      of_all_agents: whether the wrapper acts on all agents together rather than on each agent's row
+        (`jaxrl.envs.agents`).
     """
 
     env: Environment
@@ -41,10 +42,9 @@ class Wrapper(struct.PyTreeNode):
 
 
 def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, **limits: Mapping[str, float]) -> None:
-    """Reject arguments of a wrapper that are not numbers within their limits.
+    """Raise an error if arguments of a wrapper are not numbers within their limits.
 
-    JAX arrays are not checked. Neither are wrappers that JAX rebuilds with placeholders as leaves, such as the axes of
-    `vmap`.
+    JAX arrays are not checked. Neither are wrappers that JAX rebuilds with placeholders as leaves, such as `vmap` axes.
 
     Args:
       wrapper: a wrapper, with an environment in its field `env`.
@@ -54,7 +54,7 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
         default is None may be None.
 
     Raises:
-      ConfigError: an argument is wrong; names it, its value and its limits.
+      ConfigError: an argument is invalid; the message has its name, value and limits.
     """
     problems = []
     for name, limit in limits.items():
@@ -72,14 +72,14 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
 
 
 def _problem(number, whole, finite, limits):
-    """Return why a number is outside its limits, or None if it is valid."""
+    """Return the reason why a number is outside its limits, or None if it is valid."""
     if whole and not isinstance(number, int | np.integer):
         return "must be a whole number"
     return None if not finite and number in (-math.inf, math.inf) else problem(number, limits)
 
 
 def _is_placeholder(env, value):
-    """Return whether `value` is a JAX array, which is not read, or a placeholder in a tree that JAX built."""
+    """Return whether `value` is a JAX array, which is not checked, or a placeholder in a tree that JAX built."""
     if isinstance(value, jax.Array) or not isinstance(value, int | float | np.ndarray | np.generic | str | None):
         return True
     leaves = jax.tree.leaves(env, is_leaf=lambda x: x is None)

@@ -1,7 +1,7 @@
-"""Drawings of environments' states with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
+"""Drawings of environment states with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
 
 A drawing has two functions: a JAX function that selects the data to draw (the view) during the episode, and a numpy
-function that draws a frame from a view. So only the data of the view leave the device.
+function that draws a frame from a view. So only the view is copied from the device.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxrl.envs.suite import foreign_rules
 
 _WHITE, _BLACK, _GREY = (255, 255, 255), (20, 20, 20), (120, 120, 120)
 _BLUE, _ORANGE, _GREEN, _RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
-# One color per plane of a grid world; plane 0 is usually the player. Okabe and Ito's colors, and four more.
+# One color per plane of a grid world; plane 0 is usually the player. They are Okabe and Ito's colors and four others.
 _PLANES = np.asarray(
     [
         (86, 180, 233), (230, 159, 0), (90, 90, 90), (0, 158, 115), (213, 94, 0),
@@ -37,7 +37,7 @@ class Drawing:
 
     Attributes:
       view: a pure JAX function `view(env, state, time_step)` that returns a pytree of the arrays to draw; `env` and
-        `state` are those under all wrappers.
+        `state` are those of the innermost environment, without wrappers.
       draw: a function that takes one view, as numpy arrays, and returns a frame, uint8 (height, width, 3).
       frames_per_second: the rate at which an episode looks natural.
     """
@@ -51,7 +51,7 @@ _DRAWINGS: dict[str, Drawing] = {}
 
 
 def register(name: str, drawing: Drawing) -> None:
-    """Register `drawing` for environments whose attribute `name` is this one, such as "suite:name"."""
+    """Register `drawing` for environments whose attribute `name` equals this `name`, such as "suite:name"."""
     _DRAWINGS[name] = drawing
 
 
@@ -99,13 +99,13 @@ def disks(view: Callable[[Any, PyTree, TimeStep], PyTree]) -> Drawing:
 
 
 def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
-    """Return an image observation as an enlarged frame: gray, RGB, stacked gray frames, or planes of a grid world.
+    """Convert an image observation (gray, RGB, stacked gray frames or planes of a grid world) to an enlarged frame.
 
     Args:
       pixels: an array of shape (height, width) or (height, width, channels). One channel is gray, and three are RGB.
         With another number of channels, uint8 channels are stacked frames, and the last one is drawn. Channels of
         another dtype, or more channels than pixels on the longer side, are planes in separate colors.
-      bounds: the values of black and white; None means 0 and 255 for uint8, otherwise the smallest and largest value.
+      bounds: the values drawn as black and white; None means 0 and 255 for uint8, otherwise the minimum and maximum.
     """
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     channels = pixels.shape[-1]
@@ -148,10 +148,10 @@ for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
 
 
 class _Canvas:
-    """A picture with coordinates in an environment's units and the y axis upwards.
+    """A picture with coordinates in an environment's units and the y axis pointing up.
 
     Args:
-      left, right, bottom, top: bounds of the picture in these units.
+      left, right, bottom, top: bounds of the picture in the environment's units.
     """
 
     def __init__(self, left: float, right: float, bottom: float, top: float):

@@ -19,7 +19,7 @@ from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset,
 if TYPE_CHECKING:
     import gymnasium
 
-# Values accepted as the environment by public functions, including a name or a Gymnasium instance, class or function.
+# Values that public functions accept as an environment, including names and Gymnasium instances, classes and functions.
 type EnvironmentLike = (
     Environment | HostRecipe | str | gymnasium.Env | type[gymnasium.Env] | Callable[[], gymnasium.Env]
 )
@@ -43,25 +43,25 @@ def make(
     hide: int | tuple[int, ...] = (),
     **parameters: Any,
 ) -> Environment | HostRecipe:
-    """Return the environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
+    """Make the environment `name`, such as "gymnax:CartPole-v1", with episode statistics, ready for training.
 
     Args:
       name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
-      wrappers: functions from environment to environment, applied in order, under the auto-reset. For Gymnasium's
-        environments, Gymnasium's wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, several of
-        these, or a dictionary of their arguments by name (`{"FrameStackObservation": {"stack_size": 4}}`).
-      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`, faster if resets are slow), or None for a raw
-        environment without automatic resets. With several agents, which end separately and are reset together, None
-        means "exact".
-      sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
-        (`StickyActions`; 0.1 in MinAtar's paper); None means never.
-      hide: indices of the entries of a JAX environment's vector observation that the agent does not see (`Hide`).
-      parameters: the environment's parameters; numbers become leaves, except for those that change shapes or the
-        program, which are static.
+      wrappers: functions that take and return an environment, applied in order, inside the auto-reset. For Gymnasium
+        environments, Gymnasium wrappers: a name (`"FlattenObservation"`, `"my_module:Mine"`) or a class, a list of
+        these, or a dictionary from names to arguments (`{"FrameStackObservation": {"stack_size": 4}}`).
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`, faster if resets are slow), or None for an environment
+        that does not reset itself. In multi-agent environments, whose agents end separately but are reset together,
+        None means "exact".
+      sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead of taking
+        the new one (`StickyActions`; 0.1 in MinAtar's paper); None means never.
+      hide: indices of the entries of a JAX environment's vector observation that are hidden from the agent (`Hide`).
+      parameters: the environment's parameters; numbers become pytree leaves, except for those that change shapes or the
+        compiled program, which are static.
 
     Raises:
-      ConfigError: the suite, name or a parameter is unknown (close names are suggested), the probability is invalid, or
-        `wrappers` are not functions from environment to environment, or do not fit this environment.
+      ConfigError: the suite, name or a parameter is unknown (similar names are suggested), the probability is invalid,
+        or `wrappers` are not functions that take and return an environment, or do not fit this environment.
       MissingExtraError: the suite's package is not installed.
     """
     if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
@@ -72,7 +72,7 @@ def make(
         parameters, wrappers = parameters | {"wrappers": wrappers}, ()  # Gymnasium's, around each environment
     if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
         raise ConfigError(
-            f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
+            f"wrappers={wrappers!r:.80} must be a tuple of functions that take and return an environment, in Python: "
             "wrappers=(jaxrl.envs.Flatten,)"
         )
     env = _factory(name)(**parameters)
@@ -89,7 +89,7 @@ def make(
             raise ConfigError(f"sticky_actions={sticky_actions!r:.80} must be a probability, from 0 to 1") from error
     entries = tuple(map(whole, hide if isinstance(hide, tuple | list) else (hide,)))
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
-        raise ConfigError(f"hide={hide!r} must be the index of an entry, or several: hide=2, hide=(0,2)")
+        raise ConfigError(f"hide={hide!r} must be one index or several indices, such as hide=2 or hide=(0,2)")
     if entries:
         env = Hide(env, tuple(entries))
         _ = env.observation_space  # raises if an entry does not exist
@@ -114,7 +114,7 @@ def _wrapped(env, wrapper):
     try:
         wrapped = wrapper(env)
     except TypeError as error:
-        raise ConfigError(f"wrapper {name:.80} cannot be put around {env.name}: {error}") from error
+        raise ConfigError(f"wrapper {name:.80} cannot be applied to {env.name}: {error}") from error
     if not isinstance(wrapped, Environment):
         raise ConfigError(f"wrapper {name:.80} returned {wrapped!r:.80} for {env.name}, which is not a JAX environment")
     _ = wrapped.observation_space, wrapped.action_space  # raise if the wrapper does not fit
@@ -125,7 +125,7 @@ def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
     """Return `make(env)` if `env` is a name or a Gymnasium environment, class or function, otherwise `env` unchanged.
 
     Raises:
-      ConfigError: `make` raises it, or a parameter is an array to map over instead of a single value.
+      ConfigError: `make` rejects `env`, or a parameter is an array to map over instead of a single value.
     """
     if isinstance(env, str) or is_gymnasium(env):
         env = make(env)
@@ -146,12 +146,12 @@ def is_gymnasium(env: Any) -> bool:
 
 
 def environments() -> list[str]:
-    """Return every name that `make` accepts, sorted, without suites that are not installed."""
+    """Return all names that `make` accepts, sorted, except those of suites that are not installed."""
     return suites.environments(names)
 
 
 def made(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Make an environment by its registered `name`, and store the name and parameters in it, to be written to files."""
+    """Make the environment registered as `name`, and store the name and parameters in it, so that files have them."""
     env = registry.registered("environment")[name](**parameters)
     memory(env)["made_as"] = name, parameters
     return env
@@ -168,7 +168,7 @@ def _factory(name: Any) -> EnvironmentFactory:
     suite, rest = found
     try:
         module = suite_modules.load(suite)
-    except (AssertionError, RuntimeError):  # some suites make arrays when they are imported
+    except (AssertionError, RuntimeError):  # some suites create arrays when they are imported
         if (problem := device_problem()) is None:
             raise
         raise ConfigError(problem) from None

@@ -30,10 +30,10 @@ def restart(
 
     Args:
       observation: an element of the observation space.
-      action_mask: bool, True where an action is allowed; None allows everything.
-      info: names of the scalars in the other time steps (`TimeStep.info`), which are 0 in the first one.
-      discount: 1 if the other time steps have discounts, otherwise None.
-      active: True if the other time steps have `active`, otherwise None.
+      action_mask: bool, True where an action is allowed; None allows all actions.
+      info: names of the scalars in `TimeStep.info` of the later time steps; in the first one, they are 0.
+      discount: 1 if the later time steps have discounts, otherwise None.
+      active: True if the later time steps have `active`, otherwise None.
     """
     return TimeStep(
         observation=observation,
@@ -65,7 +65,7 @@ def transition(
       reward: a scalar.
       terminated: bool, whether the task ended.
       truncated: bool, whether a limit cut the episode off.
-      action_mask: bool, True where an action is allowed; None allows everything.
+      action_mask: bool, True where an action is allowed; None allows all actions.
       info: further scalars by name, with the same names at every step.
       discount: the environment's discount of later rewards, a scalar in [-1, 1] other than 0 (any number if the task
         ended). It is negative if the other player of a zero-sum game moves next. None means 1.
@@ -164,7 +164,7 @@ class _Resetting(Wrapper):
 
 
 class AutoReset(_Resetting):
-    """A wrapper that begins episodes with `env.reset`, using the step's key.
+    """A wrapper that begins each new episode with `env.reset` and the key of the step.
 
     Every step computes a reset for every environment.
     """
@@ -178,18 +178,18 @@ class AutoReset(_Resetting):
 
 
 class PooledReset(_Resetting):
-    """A wrapper like `AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
+    """A wrapper like `AutoReset` for costly resets: under `vmap`, it only resets environments whose episodes ended.
 
-    At every step, the environments whose episodes ended are reset, `slots` at a time; if no episode ended, no reset is
-    computed. The episodes begin as with `AutoReset`, from the same keys. No reset is used twice, so there is no bias
-    and no dependence on the batch or the device. (A pool of *stored* states, as is common, begins several episodes in
+    At every step, these environments are reset, `slots` at a time; if no episode ended, no reset is computed. The
+    episodes begin as with `AutoReset`, from the same keys. No reset is used twice, so there is no bias and no
+    dependence on the batch or the device. (In contrast, the usual pool of *stored* states begins several episodes in
     the same state, and the choice of the state depends on the batch.)
 
     It is faster than `AutoReset` if a reset costs more than copying a few states; `benchmarks/resets.py` measures this.
 
     Args:
       env: the environment.
-      slots: number of resets that are computed at once; None means a 16th of the batch, but at least 8.
+      slots: number of resets that are computed at once; None means one sixteenth of the batch, but at least 8.
 
     Raises:
       ConfigError: `slots` is not a whole number of at least 1.
@@ -208,7 +208,7 @@ class PooledReset(_Resetting):
 
 
 def with_rows(size: int, tree: PyTree, batched: PyTree) -> PyTree:
-    """Repeat the leaves without an axis of rows, those for which `batched` is False, `size` times."""
+    """Broadcast the leaves without a batch axis, those for which `batched` is False, to `size` rows."""
     return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, batched)
 
 
@@ -258,9 +258,9 @@ class TimeLimitState(struct.PyTreeNode):
 
 
 class TimeLimit(Wrapper):
-    """A wrapper that truncates an episode at its `max_steps`-th transition, unless the episode ended before.
+    """A wrapper that truncates an episode after `max_steps` transitions.
 
-    Put this wrapper under the auto-reset, which must see the truncation to begin the next episode.
+    Put this wrapper inside the auto-reset, which must see the truncation to begin the next episode.
 
     Args:
       env: an environment that does not reset itself.
@@ -279,7 +279,7 @@ class TimeLimit(Wrapper):
         # JAX rebuilds pytrees with placeholders for `env`, which have no `resets`.
         if getattr(self.env, "resets", False) is True:
             raise ConfigError(
-                "TimeLimit around an environment that resets itself would never begin the next episode; put it under "
+                "TimeLimit around an environment that resets itself would never begin the next episode; put it inside "
                 "the auto-reset: make(name, wrappers=(lambda env: TimeLimit(env, max_steps),))"
             )
 

@@ -1,4 +1,4 @@
-"""gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, as raw episodic environments."""
+"""gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, without auto-reset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,29 +19,29 @@ NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
 class GymnaxEnvironment(LibraryEnv):
     """A gymnax environment.
 
-    The leaves are those of gymnax's `EnvParams`. The spaces are computed from the numbers passed to `make`; they do not
-    change if leaves are replaced later, or are arrays to map over. Derived parameters (`gymnax_rules.DERIVED`) are
-    recomputed whenever an environment is built or rebuilt from leaves. They are not computed at every step, because XLA
-    would then fuse operations differently, which changes the last bit of results.
+    The leaves are those of gymnax's `EnvParams`. The spaces are computed from the numbers passed to `make`; they ignore
+    arrays to map over, and do not change if leaves are replaced later. Derived parameters (`gymnax_rules.DERIVED`) are
+    recomputed whenever an environment is built, or rebuilt from leaves. They are not computed at every step, because
+    XLA would then fuse operations differently, which changes the last bit of results.
     """
 
     params: PyTree
 
     suite = "gymnax"
     ranges = rules.LIMITS
-    largest = 2_048  # DeepSea makes arrays with the square of its size
+    largest = 2_048  # DeepSea makes arrays of shape (size, size)
 
     def __post_init__(self):
         object.__setattr__(self, "params", rules.settled(self.key[0], self.params))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of gymnax's environments that need no download, including those registered by users."""
+        """Return the names of gymnax's environments that do not download data, including those registered by users."""
         return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        """Return the arguments of the constructor, which change shapes or the program."""
+        """Return the constructor's arguments, which change shapes or the compiled program, with their defaults."""
         return arguments_of(gymnax.registration._registry[name])
 
     @classmethod
@@ -92,5 +92,5 @@ names, make = add_suite(GymnaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> tuple[Any, Any]:
-    """Return gymnax's environment for this key, and its default `EnvParams`."""
+    """Return gymnax's environment for `key` and its default `EnvParams`."""
     return gymnax.make(key[0], **dict(key[1]))

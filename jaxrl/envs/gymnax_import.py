@@ -1,4 +1,4 @@
-"""The import of gymnax without the libraries that it only uses for drawing and for Gymnasium's spaces.
+"""Import of gymnax without the libraries that it only uses for drawing and for Gymnasium's spaces.
 
 gymnax 1.0.1 imports matplotlib for the pictures of five environments, seaborn (and with it pandas and SciPy) for the
 colors of one, and Gymnasium to convert spaces that jaxrl converts itself. These libraries take nine tenths of gymnax's
@@ -6,8 +6,8 @@ import time, for functions that jaxrl never calls. So gymnax's modules get stand
 first use.
 
 Only `import` statements in gymnax's modules return stand-ins, and only while gymnax is being imported. Stand-ins are
-never in `sys.modules`, so other threads and the user's imports see the libraries themselves. If gymnax was imported
-before, nothing changes.
+never in `sys.modules`, so other threads and the user's imports get the real libraries. If gymnax was already imported,
+nothing changes.
 """
 
 import builtins
@@ -30,7 +30,7 @@ _DEFERRED = frozenset(
 
 
 class _Deferred(ModuleType):
-    """A stand-in for a module that imports the module when one of its attributes is needed."""
+    """A stand-in for a module, which imports the module when one of its attributes is first needed."""
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}"
@@ -38,7 +38,7 @@ class _Deferred(ModuleType):
 
 
 def import_gymnax() -> ModuleType:
-    """Import gymnax and return it; unless it was imported before, the deferred libraries are not imported."""
+    """Import gymnax and return it; the first import of gymnax does not import the deferred libraries."""
     usual = builtins.__import__
 
     def deferring(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Rules for gymnax's environments: parameters that are computed or have no effect, and corrected spaces."""
+"""Corrections for gymnax's environments: derived parameters, parameters without effect, and observation spaces."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ from jaxrl.envs.suite import PROBABILITY, constructing
 
 
 class Derived(NamedTuple):
-    """A rule that computes a parameter from others."""
+    """A rule that computes a parameter from two other parameters, its sources."""
 
-    sources: tuple[str, str]  # the names of the others
+    sources: tuple[str, str]  # the names of the sources
     equation: str  # for messages
     value: Callable[[Any, Any], Any]  # computes the parameter from the values of the sources
 
 
-# Parameters that gymnax stores in addition to those that determine them.
+# Parameters that gymnax stores although they are determined by other parameters.
 DERIVED: dict[str, dict[str, Derived]] = {
     "CartPole-v1": {
         "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
@@ -42,7 +42,7 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
 
-# Arguments of constructors without effect, and why.
+# Constructor arguments that have no effect, and why.
 _IDLE = {"Seaquest-MinAtar": {"use_minimal_action_set": "because both sets are the same six actions"}}
 
 # Parameters without effect if another parameter (the switch) is true or false: (switch, value).
@@ -56,7 +56,7 @@ _SWITCHES = {
 
 
 def settled(name: str, params: PyTree) -> PyTree:
-    """Return gymnax's `EnvParams` of the environment `name` with derived parameters recomputed.
+    """Return `params`, gymnax's `EnvParams` of the environment `name`, with derived parameters recomputed.
 
     A parameter stays unchanged if its sources are placeholders, as in a pytree of `vmap` axes.
     """
@@ -69,7 +69,7 @@ def settled(name: str, params: PyTree) -> PyTree:
 
 
 def idle(name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of the environment `name` that have no effect given these values, and why."""
+    """Return the parameters of the environment `name` that have no effect with these values, and the reasons."""
     return _IDLE.get(name, {}) | {
         k: f"with {switch}={values[switch]!r:.80}"
         for k, (switch, off) in _SWITCHES.get(name, {}).items()
@@ -104,7 +104,7 @@ def convert(space: Any) -> spaces.Space:
 
 
 def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) -> spaces.Box:
-    """Return the vector space `declared` with other bounds at some positions."""
+    """Return the one-dimensional box `declared` with new bounds at some positions."""
     lows, highs = declared.low.copy(), declared.high.copy()
     for bounds, new in ((lows, low), (highs, high)):
         for position, bound in new.items():

@@ -1,4 +1,4 @@
-"""Parameters of an environment: the numbers that may change without recompiling, such as in curricula."""
+"""Parameters of environments: numbers that can change without recompilation, for example in a curriculum."""
 
 import dataclasses
 import itertools
@@ -13,13 +13,13 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Environment
 
-Path = tuple[str, ...]  # names of attributes and keys of dictionaries
+Path = tuple[str, ...]  # attribute names and dictionary keys
 _ARRAYS = jax.Array | np.ndarray
 
 
 @runtime_checkable
 class ChecksParameters(Protocol):
-    """An environment that checks changed parameters, such as parameters that are computed from others."""
+    """An environment that checks changed parameters, such as those that are computed from other parameters."""
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
         """Return one error line per problem with parameters that were just replaced.
@@ -31,19 +31,19 @@ class ChecksParameters(Protocol):
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and all environments under its wrappers, from the outside in."""
+    """Yield an environment and all environments inside it, from the outermost wrapper to the innermost environment."""
     yield env
     while isinstance(env := getattr(env, "env", None), Environment):
         yield env
 
 
 def has_layer(env: Any, kind: Any) -> bool:
-    """Return whether an environment, or one under its wrappers, is an instance of `kind`, a class or union."""
+    """Return whether an environment, or an environment inside it, is an instance of `kind`, a class or a union."""
     return any(isinstance(layer, kind) for layer in layers(env))
 
 
 def unwrapped(env: Environment) -> Environment:
-    """Return the environment under all wrappers."""
+    """Return the innermost environment, without any wrappers."""
     *_, innermost = layers(env)
     return innermost
 
@@ -51,8 +51,8 @@ def unwrapped(env: Environment) -> Environment:
 def parameters(env: Environment) -> dict[str, Any]:
     """Return the parameters of a JAX environment and of the wrappers around it, by name.
 
-    These are the fields that are leaves, such as gymnax's `EnvParams`, numbers in your own environments, or
-    `StickyActions.probability`. Static fields, such as those that determine shapes, are not included.
+    These are the fields that are pytree leaves, such as those of gymnax's `EnvParams`, numbers in your own
+    environments, or `StickyActions.probability`. Static fields, such as those that determine shapes, are not included.
 
     Raises:
       ConfigError: `env` is not a JAX environment.
@@ -61,20 +61,21 @@ def parameters(env: Environment) -> dict[str, Any]:
 
 
 def with_parameters(env: Environment, **changed: Any) -> Environment:
-    """Return `env` with other values of some parameters, which may belong to the environment or to any wrapper.
+    """Return `env` with new values for some parameters of the environment or its wrappers.
 
         harder = jaxrl.envs.with_parameters(moment.env, gravity=12.0)
 
-    Values are converted to the types of the old ones, so nothing is recompiled unless shapes change. Parameters that
-    are computed from others (CartPole's `total_mass`) are updated. The observation and action spaces do not change.
+    The new values are converted to the types of the current ones, so nothing is recompiled unless shapes change.
+    Parameters that are computed from others (CartPole's `total_mass`) are updated. The observation and action spaces do
+    not change.
 
     Args:
       env: a JAX environment, as returned by `jaxrl.make`, or a callback's `moment.env`.
       **changed: numbers or arrays, by their names in `jaxrl.envs.parameters(env)`.
 
     Raises:
-      ConfigError: `env` does not have a parameter, a parameter is static, changes nothing or contradicts the parameters
-        that it is computed from, or a value does not fit; lists all problems.
+      ConfigError: a parameter does not exist, is static, has no effect or contradicts the parameters that determine it,
+        or a value has the wrong type or shape; the message lists all problems.
     """
     known, problems, taken = _all_paths(env), [], {}
     for name, value in changed.items():
@@ -99,7 +100,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
 
 
 def _all_paths(env):
-    """Return the path of each parameter; a name that several layers use refers to the innermost of them."""
+    """Return the path of each parameter, by name; a name that several layers use refers to the innermost layer."""
     if not isinstance(env, Environment):
         raise ConfigError(f"{env!r:.80} is not a JAX environment, so it has no parameters that can change")
     found: dict[str, Path] = {}
@@ -111,7 +112,7 @@ def _all_paths(env):
 
 
 def paths(part: Any) -> dict[str, Path]:
-    """Return the paths of the leaves of an environment or a wrapper without `env`; a dictionary counts as one leaf."""
+    """Return the paths of an environment's or wrapper's leaves, without those in `env`; a dictionary is one leaf."""
     found: dict[str, Path] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
@@ -132,7 +133,7 @@ def at(part: Any, path: Path) -> Any:
 
 
 def replaced(part: Any, path: Path, value: Any) -> Any:
-    """Return a copy of an environment with another value at a path."""
+    """Return a copy of an environment with a new value at a path."""
     name, *rest = path
     new = replaced(at(part, (name,)), tuple(rest), value) if rest else value
     if isinstance(part, dict):
@@ -144,9 +145,9 @@ def replaced(part: Any, path: Path, value: Any) -> Any:
 
 
 def memory(env: Any) -> dict[str, Any]:
-    """Return the dictionary whose key `made_as` is the registered name and parameters that `env` was made with.
+    """Return a dictionary that stores, as `made_as`, the registered name and the parameters that `env` was made with.
 
-    `dataclasses.replace` and JAX's transformations lose this key.
+    `dataclasses.replace` and JAX's transformations do not copy this entry.
     """
     return getattr(env, "__dict__", {})  # not forwarded by wrappers; a temporary dictionary for classes with slots
 
@@ -156,21 +157,21 @@ def like(old: Any, value: Any) -> Any:
 
     Args:
       old: a number, an array, or a pytree of them.
-      value: a pytree of the same structure; arrays may have further leading axes, to map over.
+      value: a pytree of the same structure; arrays may have additional leading axes, to map over.
 
     Raises:
-      ValueError: `value` has another structure or shape, contains NaN, or is not representable in the type of `old`.
+      ValueError: `value` has a different structure or shape, contains NaN, or is not representable in `old`'s type.
     """
     if not jax.tree_util.all_leaves([old]):
         if jax.tree.structure(old) != jax.tree.structure(value):
-            raise ValueError(f"{type(value).__name__} has another structure")
+            raise ValueError(f"{type(value).__name__} has a different structure")
         return jax.tree.map(like, old, value)
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
         return array_like(old, value)
     if not isinstance(value, int | float | np.generic) or (isinstance(value, bool) and not isinstance(old, bool)):
         several = isinstance(value, str) and "=" in value
-        hint = "; separate parameters by spaces" if several else ""
-        raise ValueError(f"{type(value).__name__} is not {type(old).__name__}{hint}")
+        hint = "; separate parameters with spaces" if several else ""
+        raise ValueError(f"{type(value).__name__} was passed instead of {type(old).__name__}{hint}")
     try:
         converted = type(old)(value)
     except OverflowError as error:
@@ -181,7 +182,7 @@ def like(old: Any, value: Any) -> Any:
 
 
 def array_like(old: Any, value: Any) -> jax.Array:
-    """Convert `value` to an array with the dtype and shape of `old`, possibly with leading axes; see `like`."""
+    """Convert `value` to an array with the dtype and shape of `old`; it may have more leading axes, as in `like`."""
     dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
         raise ValueError(f"{array.dtype} is not a numeric type")
@@ -201,5 +202,5 @@ def array_like(old: Any, value: Any) -> jax.Array:
 def _unknown(env, name, paths):
     fields = {field for part in layers(env) for field in getattr(part, "__dataclass_fields__", ())}
     if name in fields - {"env"}:
-        return [f"{name} of {env.name} is static, part of the compiled program; make another environment"]
+        return [f"{name} of {env.name} is static, part of the compiled program; make a new environment to change it"]
     return unknown(f"parameter of {env.name}", name, paths).problems

@@ -1,4 +1,4 @@
-"""The base class of physics suites, with a time limit, and a physical system whose parts are parameters."""
+"""The base class of environments in physics suites, with a time limit and changeable parts of the physical system."""
 
 import functools
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, foreign_rules, unread
 
 
 class PhysicsState(struct.PyTreeNode):
-    """A library's state, and the episode's length, which the library does not count."""
+    """The library's state, and the number of steps so far, which the library does not count."""
 
     own: PyTree
     steps: jax.Array  # int32, transitions so far
-    drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # sampled parts of the system, fixed in an episode
+    drawn: dict[str, jax.Array] = struct.field(default_factory=dict)  # sampled parts of the system, fixed per episode
 
 
 class PhysicsEnv(LibraryEnv):
     """An environment of a physics simulation library.
 
     The leaves are `episode_length`, the number of steps after which episodes are truncated, and `system`, the replaced
-    parts of the physical system by path, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`. Each has the shape of the
-    original, possibly with leading axes to map over.
+    parts of the physical system by path, such as `{"opt.gravity": [0.0, 0.0, -3.7]}`. Each part has the shape of the
+    original part, possibly with leading axes to map over.
     """
 
     episode_length: Any
@@ -41,11 +41,11 @@ class PhysicsEnv(LibraryEnv):
         raise NotImplementedError
 
     def library(self, drawn: PyTree) -> Any:
-        """Return the library's environment, with the parts in `self.system` and `drawn` of its system replaced."""
+        """Return the library's environment, with the parts in `self.system` and `drawn` set in its physical system."""
         raise NotImplementedError
 
     def draw(self, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Return parts of the physical system that are sampled for one episode, by path, and a key for the rest."""
+        """Sample parts of the physical system for an episode; return them by path, and a key for the reset."""
         return {}, key
 
     def begin(self, key: jax.Array) -> tuple[PhysicsState, Step]:
@@ -64,7 +64,7 @@ class PhysicsEnv(LibraryEnv):
         return PhysicsState(own, steps, state.drawn), step
 
     def reads(self) -> str:
-        """Return a hint to append to the error about a part without effect: which parts the simulator reads."""
+        """Return a hint for errors about parts without effect, which names the parts that the simulator reads."""
         return ""
 
     def fit(self, name: str, value: Any) -> Any:
@@ -103,7 +103,7 @@ def part(system: Any, path: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
-    """Return why changing a part of the physical system is impossible or has no effect; "" if it has an effect."""
+    """Return the reason why a part of the physical system cannot change or has no effect; "" if it has an effect."""
     with foreign_rules():
         env = cls.default(key)
     try:

@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks with known values, one for each part of an algorithm.
+"""Probe environments: tiny tasks with known values, each of which tests one part of an algorithm.
 
 All five are the same environment with different leaves, so that each algorithm compiles once for all of them. They are
 the probes of rejax (Liesen et al., 2023), plus one for time limits.
@@ -13,8 +13,9 @@ the probes of rejax (Liesen et al., 2023), plus one for time limits.
 
 The action-dependent reward depends on the action space. For discrete actions, it is 1 for action 0 and -1 for action 1.
 For continuous actions (one number in [-2, 2]), it is 1 - (action - 0.5)^2, with the maximum at 0.5. Composite actions
-are a dictionary of such a number and a tuple of three choices in two spaces. Their reward is the continuous reward, but
-at least 0, if each choice has its largest value, and 0 otherwise, so that no part of the action is rewarded separately.
+are a dictionary of such a number and a tuple with a `Discrete` and a `MultiDiscrete` part. If all discrete choices have
+their largest values, the reward is the continuous reward, but at least 0; otherwise it is 0. So no part of the action
+is rewarded separately.
 """
 
 from collections.abc import Mapping
@@ -56,9 +57,9 @@ class Probe(SuiteEnv, repr=True):
 
     Args:
       reward, observation_reward, action_reward: weights of the three terms.
-      random_observation: 1 for an observation of -1 or 1 that is sampled at the reset; 0 for an observation that is 0
-        at first and 1 later, or always 0 if `endless` is 1.
-      terminate_after: length of an episode that terminates.
+      random_observation: 1 to sample the observation, -1 or 1, at the reset; 0 for an observation that is 0 at first
+        and 1 later, or always 0 if `endless` is 1.
+      terminate_after: number of transitions after which an episode terminates, unless `endless` is 1.
       endless: 1 if episodes never terminate, otherwise 0.
       max_steps: time limit after which an episode is truncated if it has not terminated.
       continuous: whether the action space is `Box(-2, 2, (1,))` instead of `Discrete(2)`.
@@ -116,7 +117,7 @@ class Probe(SuiteEnv, repr=True):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "Probe":
-        """Return the probe with these `parameters`, which determine the probe without its name."""
+        """Return the probe with these `parameters`; `name` is ignored, because they determine the probe."""
         del name
         return super().restore("Constant", parameters, observation_space, action_space)
 

@@ -1,6 +1,6 @@
-"""The base class of JAX suites, and functions for adapters of other libraries: type rules, errors, stable types.
+"""The base class for suites of JAX environments, and functions for adapters of other libraries.
 
-A suite is one subclass of `SuiteEnv` in its own module (docs/new_suite.md).
+Each suite is a subclass of `SuiteEnv` in a separate module (docs/new_suite.md).
 """
 
 import contextlib
@@ -33,14 +33,14 @@ Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
 
 class Step(NamedTuple):
-    """The result of a suite's reset or action.
+    """The result of `SuiteEnv.begin` or `SuiteEnv.advance`.
 
     Attributes:
-      observation: an element of the observation space, with any dtype and shape that can be converted to the space's.
+      observation: an observation, with any dtypes and shapes that can be converted to those of the observation space.
       reward: a scalar.
       terminated: bool, whether the task ended.
       truncated: bool, whether a time limit cut the episode off.
-      action_mask: bool, True where an action is allowed; None allows everything.
+      action_mask: bool, True where an action is allowed; None allows all actions.
       discount: the environment's discount of later rewards (`TimeStep.discount`), 1 after a reset; None if the
         environment does not discount.
       info: further values by name; scalars become `TimeStep.info`.
@@ -61,8 +61,8 @@ class Step(NamedTuple):
 class SuiteEnv(struct.PyTreeNode):
     """An environment of a JAX suite, which does not reset itself.
 
-    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; if a
-    leaf is itself a dataclass, its fields are the numbers. A subclass has
+    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompilation; if a
+    field is itself a dataclass, that dataclass's fields are the numbers. A subclass has
 
     - `suite`: the suite's name;
     - `key`: the environment's name and its static parameters, made by `key_of`; static;
@@ -70,16 +70,16 @@ class SuiteEnv(struct.PyTreeNode):
     - `names`, `default`, `begin`, `advance`: methods;
     - `static_parameters`: a method, if there are static parameters;
     - `ranges`: the limits of parameters by name, as for `jaxrl.core.limits.problem`, if there are any;
-    - `largest`: the largest static number that a file may set, if larger ones might fill the memory;
+    - `largest`: the largest static number that a file may set, if larger numbers could exhaust the memory;
     - `drawing`: a `jaxrl.envs.drawings.Drawing`, if the environments can be drawn.
 
     An environment with several agents also has `num_agents`, more than 1. The spaces are those of one agent; the
-    actions of `advance` and the fields of each `Step` begin with an axis of agents (optional for rewards and endings,
-    absent from `info`). An agent that finishes before the others either repeats its last step until they finish, or is
-    rewarded until then without being `active` (`jaxrl.envs.agents`).
+    actions of `advance` and the fields of each `Step` have a leading axis of agents, which is optional for `reward`,
+    `terminated` and `truncated`, and absent in `info`. An agent that finishes before the others either repeats its last
+    step until they finish, or is rewarded until then without being `active` (`jaxrl.envs.agents`).
 
-    The other methods of the first group below have defaults that suit most suites. Those of the second group are used
-    by `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
+    The other methods of the first group below have defaults that suit most suites. The methods of the second group are
+    used by `jaxrl.make`, files, `jaxrl.envs.parameters` and training; suites do not override them.
     """
 
     if TYPE_CHECKING:  # a subclass defines fields or properties; annotations at run time would make them fields
@@ -112,20 +112,20 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def default(cls, key: Key) -> Self:
-        """Return the environment for this key, with the default numbers; called once per key."""
+        """Return the environment for `key` with the default values of its numbers; called once per key."""
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the state and first step of a new episode; traced under JAX's standard promotion rules."""
+        """Return the state and the first step of a new episode; traced under JAX's standard promotion rules."""
         raise NotImplementedError
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        """Return the next state and the step after an action; do not reset, so that last observations are returned."""
+        """Return the next state and the step after an action, without resetting an episode that ends."""
         raise NotImplementedError
 
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
-        """Reject names and static parameters that do not exist or cannot run.
+        """Raise an error if the name or a static parameter does not exist or cannot be used.
 
         Raises:
           ConfigError: a name or a parameter is rejected; the message explains why.
@@ -159,7 +159,7 @@ class SuiteEnv(struct.PyTreeNode):
         return cls.ranges
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return one error line per impossible number in `changed`, such as one outside `limits`; files use it, too."""
+        """Return one error line per invalid number in `changed`, such as a number outside `limits`; also for files."""
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
@@ -175,7 +175,12 @@ class SuiteEnv(struct.PyTreeNode):
         return {}
 
     def ineffective(self, changed: Mapping[str, Any], idle: Mapping[str, str] = {}) -> list[str]:
-        """Return one error line per parameter in `changed` that is not the default but has no effect; see `idle`."""
+        """Return one error line per parameter in `changed` that differs from its default but has no effect.
+
+        Args:
+          changed: parameters by name.
+          idle: a result of the method `idle`.
+        """
         usual = {**self.static_parameters(self.key[0]), **_shared(type(self), self.key).default.numbers}
         different = {name: x for name, x in changed.items() if name in usual and not equal(x, usual[name])}
         if not different:
@@ -189,7 +194,7 @@ class SuiteEnv(struct.PyTreeNode):
         ]
 
     def model(self, state: PyTree) -> tuple[Environment, PyTree]:
-        """Return the environment that a planning search uses, and `state` ([B, ...]) converted to that environment's.
+        """Return the environment for a planning search, and `state` ([B, ...]) converted for that environment.
 
         The observation and action spaces of both environments are the same.
         """
@@ -199,7 +204,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def make(cls, name: str, /, **parameters: Any) -> Self:
-        """Return the raw, episodic environment `name` of the suite.
+        """Make the suite's environment `name`, without auto-reset.
 
         Args:
           name: one of `names()`.
@@ -218,7 +223,7 @@ class SuiteEnv(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> Self:
-        """Return the environment with recorded `parameters`, which also determine its spaces.
+        """Return the environment with `parameters` from a file, which also determine its spaces.
 
         Parameters without effect are accepted, because files of earlier versions may contain them.
 
@@ -261,7 +266,7 @@ class SuiteEnv(struct.PyTreeNode):
         return env
 
     def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return one error line for each problem with the parameters in `changed`, which are set already."""
+        """Return one error line per problem with the parameters in `changed`, which this environment already has."""
         return [*self.contradictions(changed), *self.ineffective(changed)]
 
     @property
@@ -358,7 +363,7 @@ class _Shared(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
-    """Return the default environment and its types, cached so that environments share one compiled program."""
+    """Return the default environment and its dtypes, cached so that environments share one compiled program."""
     with constructing():
         default = cls.default(key)
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
@@ -379,10 +384,10 @@ def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
 
 
 def check_single(env: Environment) -> None:
-    """Reject parameters whose shapes differ from their defaults', such as arrays to map over.
+    """Raise an error if a parameter is an array to map over, or otherwise differs in shape from its default.
 
     Raises:
-      ConfigError: lists such parameters of the environment and its wrappers, with their shapes.
+      ConfigError: the environment or a wrapper has such parameters; the message lists them with their shapes.
     """
     problems = []
     for part in layers(env):
@@ -491,7 +496,7 @@ def outside(changed: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]
 def _fitted(
     where: str, defaults: Mapping[str, Any], values: Mapping[str, Any], fit: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return parameters converted by `fit` to the types of their defaults, and one error line per misfit."""
+    """Convert parameters with `fit` to the types of their defaults; return them, and one error line per failure."""
     fitted, problems = {}, []
     for name, value in values.items():
         try:
@@ -524,7 +529,7 @@ def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def silent_import() -> Generator[None]:
-    """Suppress the output of an import, even if the imported package restores the process's original streams."""
+    """Suppress the standard output of an import, even if the package resets `sys.stdout` to `sys.__stdout__`."""
     from unittest import mock  # slow to import
 
     silent = io.StringIO()
@@ -553,7 +558,7 @@ def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """Reraise a library's errors in making the environment `where` as a `ConfigError`."""
+    """Convert errors that a library raises while making the environment `where` to a `ConfigError`."""
     try:
         yield
     except kinds as error:
@@ -571,7 +576,7 @@ def _install(error: Exception) -> str:
 
 
 def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """Return one error line per name that is not allowed, with similar names; `what` says what the names are."""
+    """Return one error line per name that is not allowed, with similar names; `what` describes the names."""
     allowed = [*allowed]
     return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 

@@ -20,14 +20,14 @@ _SCORES = "evaluation/"
 def write(
     path: Path, policy: Policy, config: Mapping[str, Any], step: int, metrics: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the folder of a policy, completely or not at all.
+    """Write a policy as a folder, completely or not at all.
 
     Args:
       path: the folder, which must not exist.
       policy: the policy to write.
       config: configuration of the policy's run, as in config.json.
       step: environment steps that the policy has learned from.
-      metrics: rows of metrics of the policy's run.
+      metrics: rows of the metrics of the policy's run.
 
     Raises:
       ConfigError: `path` exists, or a value of the policy is not finite.
@@ -77,7 +77,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 
 def _scores(metrics) -> list[dict[str, Any]]:
-    """Return the rows of a run that contain an evaluation, with only the scores."""
+    """Return the rows of a run's metrics that contain an evaluation, reduced to the step and the scores."""
     found = [
         {"step": row["step"]}
         | {name.removeprefix(_SCORES): x for name, x in row.items() if name.startswith(_SCORES) and x is not None}
@@ -130,5 +130,5 @@ action, carry = policy(observation)
 
 
 def _inline(text: str) -> str:
-    """Return a name as text for a table cell, with unsafe characters replaced."""
+    """Return a name for a table cell, with unsafe characters replaced by spaces."""
     return "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)

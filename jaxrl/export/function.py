@@ -20,7 +20,7 @@ class ActFunction:
     All leaves have shape `[B, ...]`. The carry is a tuple of the memory's arrays that affect actions: `()` for a policy
     without memory. Where `first` is True, the values of the carry are not read, so an episode can begin with zeros.
     `action_mask` is an argument if the environment has one, and `key`, uint32 [2], if actions are sampled. The function
-    computes what `act` computes in the run, and contains the parameters and statistics.
+    computes the same actions as the run, and contains the parameters and statistics.
 
     Attributes:
       arguments: shapes and dtypes of the arguments by name, with the symbolic batch size "b".

@@ -44,7 +44,7 @@ def write(path: Path, function: ActFunction, about: dict[str, Any]) -> None:
     Args:
       path: the .npz file.
       function: the policy.
-      about: entries of the stored description in addition to the operations.
+      about: entries to store in the policy's description in addition to the operations.
 
     Raises:
       ConfigError: the policy has operations that numpy_policy.py lacks, such as convolutions.
@@ -135,7 +135,7 @@ def _sizes(sizes: Sequence[Any]) -> list[Any]:
 
 
 def _block(equation: Equation) -> dict[str, Any] | None:
-    """Return the parameters of a gather that takes one block, or None for any other gather."""
+    """Return the parameters of a gather operation that takes one block, or None for any other gather."""
     how, (x, start) = equation.parameters["dimension_numbers"], (value.aval for value in equation.inputs)
     axes, dropped = _plain(how.start_index_map), _plain(how.collapsed_slice_dims)
     in_order = tuple(how.offset_dims) == tuple(range(len(x.shape) - len(dropped)))

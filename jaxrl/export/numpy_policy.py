@@ -1,4 +1,4 @@
-"""Runs a policy that `jaxrl export RUN --to numpy` wrote. It needs only numpy: copy it to the target machine.
+"""A module that runs a policy from `jaxrl export RUN --to numpy`. It needs only numpy: copy it to the target machine.
 
     import policy  # this file, which the export wrote next to policy.npz
 
@@ -24,7 +24,7 @@ class Policy:
     """A policy as a function of numpy arrays.
 
     Attributes:
-      description: the description in the file: the algorithm, the environment, shapes and dtypes.
+      description: the description stored in the .npz file: the algorithm, the environment, shapes and dtypes.
     """
 
     def __init__(self, description, constants):
@@ -160,7 +160,7 @@ def _iota(size, parameters):
 
 
 def _gather(size, parameters, x, start):
-    """Return a block that begins at `start` along some axes, without the axes that are collapsed."""
+    """Return the block of `x` that begins at `start` along some axes, without the collapsed axes."""
     begin, sizes = [0] * x.ndim, _shape(size, parameters["slice_sizes"])
     for axis, n in zip(parameters["axes"], start, strict=True):
         begin[axis] = min(max(int(n), 0), x.shape[axis] - sizes[axis])

@@ -21,7 +21,7 @@ HOW = (
 
 
 def write(path: Path, function: ActFunction) -> None:
-    """Write a policy for any batch size.
+    """Write a policy as an ONNX model for any batch size.
 
     The inputs are "observation", "carry_0", ..., "first", "reward" and "action_mask"; the outputs are "action" and
     "next_carry_0", ... Parts of nested observations and actions are named "observation/PART" and "action/PART".
@@ -44,7 +44,7 @@ def write(path: Path, function: ActFunction) -> None:
         # An action may also be part of the carry, and each output needs a name.
         return *jax.tree.leaves(action), *(jnp.copy(x) for x in carry)
 
-    logger = logging.getLogger("onnx_ir")  # which warns of every constant
+    logger = logging.getLogger("onnx_ir")  # it warns about every constant
     level = logger.level
     logger.setLevel(logging.ERROR)
     inputs = [name for part, tree in function.arguments.items() for name in _names(part, tree)]

@@ -20,8 +20,8 @@ class Equation(NamedTuple):
 def flat_equations(program: ClosedJaxpr) -> tuple[list[Equation], list[Any]]:
     """Return the operations of a program, with called functions inlined, and the program's outputs.
 
-    Literals and the program's inputs remain JAX objects. Constants and results become `Value`s, separate ones for each
-    call of a function.
+    Literals and the program's inputs remain JAX objects. Constants and results become `Value`s; each call of a function
+    gets new ones.
     """
     equations: list[Equation] = []
 
@@ -63,7 +63,7 @@ def reachable(equations: Iterable[Equation], outputs: Iterable[Any]) -> set[Any]
 
 
 def _called(equation) -> ClosedJaxpr | None:
-    """Return the program that an operation calls, if it does nothing else, or None for any other operation."""
+    """Return the program of an operation that only calls another program, or None for any other operation."""
     if equation.primitive.name in _LOOPS:
         return None
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))

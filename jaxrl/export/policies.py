@@ -1,4 +1,4 @@
-"""Export of a policy to a file that runs elsewhere."""
+"""Export of policies to files that run without jaxrl, or to folders to share."""
 
 import dataclasses
 import os
@@ -122,13 +122,13 @@ def _check_path(path, to):
         ownership.check_output(path.with_suffix(".py"), "py")
         if path.stem in (*sys.stdlib_module_names, "numpy"):
             raise ConfigError(
-                f"path={str(path)!r}: {path.stem}.py next to it would hide Python's module {path.stem}; choose another"
+                f"path={str(path)!r}: {path.stem}.py next to it would shadow the module {path.stem}; use another name"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """A policy with the record of its training."""
+    """A policy with the configuration, environment steps and metrics of its training."""
 
     policy: Policy
     config: Mapping[str, Any] | None = None

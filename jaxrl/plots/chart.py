@@ -80,7 +80,7 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
 
     Args:
       place: index among all curves of the figure, from 0.
-      marked: add sparse markers, which distinguish curves in grayscale.
+      marked: whether to add sparse markers, which distinguish curves in grayscale.
     """
     dashes = _DASHES[place // len(COLORS) % len(_DASHES)]
     drawn: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 1.5}
@@ -127,7 +127,7 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
 
 
 def plain(text: str) -> str:
-    """Escape text so that matplotlib draws it literally; it would otherwise read a formula between two $."""
+    """Escape text so that matplotlib draws it literally, instead of parsing text between two $ as a formula."""
     return files.escape_for_terminal(text).replace("$", r"\$")
 
 
@@ -160,7 +160,7 @@ def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legen
 
 
 def _layouts(labels: Sequence[str], width: float) -> Iterator[tuple[Sequence[str], float, int]]:
-    """Yield layouts to try for a legend of `width` inches, the best first: texts, font size and number of columns."""
+    """Yield layouts to try for a legend of `width` inches, best first: texts, font size and number of columns."""
     for size in _SIZES:
         for columns in range(min(len(labels), 8), 0, -1):
             if math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]:
@@ -183,7 +183,7 @@ def _shortened(text: str, letters: int) -> str:
 
 
 def _fit(text, width: float) -> None:
-    """Cut the middle of a text until it is at most `width` inches wide."""
+    """Shorten the middle of a text until it is at most `width` inches wide."""
     whole = text.get_text()
     letters = len(whole)
     while (now := _inches(text)[0]) > width and letters > 8:

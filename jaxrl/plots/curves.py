@@ -76,7 +76,7 @@ def plot_runs(
 
     Runs that differ only in their seed form one curve. Each environment has a panel; a label names the algorithm, the
     settings in which configurations of one algorithm and environment differ, and the number of seeds. A run contributes
-    between its first and its last value, so a curve begins with the first value of any of its runs. A curve of one run
+    only between its first and last value, so a curve begins with the first value of any of its runs. A curve of one run
     has no interval. Stars next to curves of training returns are the interquartile means of the last evaluations.
 
     Args:
@@ -183,7 +183,7 @@ def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Return the number of seeds of a configuration's curves: "3 seeds", or "3 to 5 seeds" if panels differ.
+    """Return the number of seeds of a configuration's curves as text: "3 seeds", or "3 to 5 seeds" if panels differ.
 
     If a seed has several curves, for example from runs of different lengths, runs are counted instead: "3 runs".
     """

@@ -1,4 +1,4 @@
-"""The importance of settings: the share of the variance of scores that each explains, and a plot of all runs."""
+"""The importance of settings (the share of the scores' variance that each explains), and a plot of all runs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ def importance(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]) -
     The scores are fitted by a sum of effects, one per setting. The share of a setting is the variance of its effect,
     minus the part due to noise, divided by the variance of the scores. This is omega squared (Hays, 1963); on a full
     grid, it is the main effect of functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014), corrected for
-    chance. The rest of the variance is due to seeds and to interactions of settings. If there are more values than the
-    configurations can distinguish, as in random search, numbers are divided into three to eight groups of equal size.
+    chance. Seeds and interactions of settings explain the remaining variance. If there are too many distinct values to
+    estimate their effects, as in random search, numbers are divided into three to eight groups of equal size.
 
     Args:
       settings: settings of each run, by name.

@@ -18,7 +18,7 @@ EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
 _LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
 _SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # determined by other settings
 _WRITTEN = {"float", "dtype", "registered", "opaque"}  # keys of single values in files, such as {"float": "inf"}
-LARGEST = 1e300  # largest value used as a number; NaN, infinities and larger numbers are text
+LARGEST = 1e300  # largest value used as a number; NaN, infinities and larger numbers are used as text
 _ABSENT = object()
 
 
@@ -86,7 +86,7 @@ class Group:
     """The runs of one configuration.
 
     Attributes:
-      runs: at least one.
+      runs: the runs, at least one.
       settings: name and text of each setting in which the group differs from others of the same algorithm and
         environment.
     """
@@ -168,7 +168,7 @@ def _differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[A
 
 
 def _differing(values: Sequence[Any], path: tuple[str, ...]):
-    """Yield the path and the values of every setting that differs; configurations without it have `_ABSENT`."""
+    """Yield the path and the values of every setting that differs; the value is `_ABSENT` where there is none."""
     if len({frozen(value) for value in values}) == 1:
         return
     trees = [_as_mapping(value) for value in values]
@@ -243,7 +243,7 @@ def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def frozen(value: Any) -> Hashable:
-    """Return a hashable value for comparison; 1 and 1.0 are equal, True and 1 are not."""
+    """Convert a value to a hashable one for comparison; 1 and 1.0 are equal, True and 1 are not."""
     if isinstance(value, Mapping):
         return ("mapping", *sorted((str(key), frozen(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The lineage of a population: its copies, hyperparameters and scores, and a plot of them."""
+"""The lineage of a population (which member copied which, hyperparameters and scores), and its plot."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ class Lineage:
       rows: environment steps per iteration.
       scores: scores of the members at the end of each interval, shape (points, population); NaN without a score.
       parents: index of the member that each member copied at the end of each interval, shape (points, population).
-        Members that copied none have their own index, as all members do at the last point.
+        Members that did not copy another have their own index, as all members do at the last point.
       hyperparameters: values of each searched field in each interval, shape (points, population). For a schedule, the
         value in the middle of the interval.
       winner: index of the best member at the end.
@@ -47,9 +47,9 @@ class Lineage:
         return np.asarray(found[::-1])
 
     def schedule(self, name: str, member: int | None = None) -> PiecewiseConstant:
-        """Return the values of a hyperparameter over a member's ancestors as a schedule; by default, the winner's.
+        """Return a schedule with a hyperparameter's values along a member's ancestors; by default, the winner's.
 
-        In a run with the same number of iterations, the schedule has the ancestors' value in each iteration.
+        In a run with the same number of iterations, the schedule has the ancestor's value in each iteration.
         """
         values = self.hyperparameters[name][np.arange(len(self.steps)), self.ancestors(member)]
         changes = [point for point in range(1, len(values)) if values[point] != values[point - 1]]
@@ -74,7 +74,7 @@ class Lineage:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return the lineage that `to_json` wrote.
+        """Return the lineage from a result of `to_json`.
 
         Raises:
           LookupError, TypeError, ValueError: `found` is not a lineage.
@@ -91,10 +91,10 @@ class Lineage:
 
 
 def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
-    """Plot the scores and the hyperparameters of a population's members, and the line that leads to the winner.
+    """Plot the scores and hyperparameters of a population's members, and highlight the line that leads to the winner.
 
-    A line continues from the member that was copied; the replaced line ends. An axis of positive numbers that span a
-    factor of 20 or more is logarithmic.
+    If a member copies another, its line ends, and a new line begins at the copied member. The axis of a hyperparameter
+    is logarithmic if the values are positive and span a factor of 20 or more.
 
     Args:
       lineage: lineage of the population.
@@ -125,13 +125,13 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
         if constant and is_logarithmic(values[np.isfinite(values)]):
             axes.set_yscale("log")
         axes.autoscale_view()
-    caption = "A member that copies another continues its line; a replaced line ends."
+    caption = "If a member copies another, its line ends, and a new one begins at the copied member."
     chart.finish(figure, {label: handles[label] for label in (best, "to a last member", "ended")}, [caption])
     return save_chart(figure, out)
 
 
 def _with_descendants(lineage):
-    """Return whether each member's state in each interval has a descendant at the end, (points, population)."""
+    """Return a mask, (points, population), of the members in each interval that have a descendant at the end."""
     alive = np.zeros(lineage.scores.shape, bool)
     alive[-1] = True
     for point in range(len(alive) - 2, -1, -1):
@@ -140,7 +140,7 @@ def _with_descendants(lineage):
 
 
 def _lines(lineage, values, alive, constant):
-    """Return lines from each parent's value at a point to its copy's value at the next: all lines, and the winner's.
+    """Return lines from each parent's value at a point to its copy's value at the next point: all, and the winner's.
 
     All lines are in a dictionary with keys True and False, by whether the copy is `alive`. With `constant`, the copy
     has its value from the beginning of the interval on.

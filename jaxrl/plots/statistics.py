@@ -8,8 +8,8 @@ import numpy as np
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed
 
-_MOST_POINTS = 1000  # maximum for a curve over several runs; more than a figure can show
-_LOGARITHMIC = 20.0  # ratio of the largest to the smallest number from which an axis is logarithmic
+_MOST_POINTS = 1000  # maximum number of points of a curve over several runs; more than a figure can show
+_LOGARITHMIC = 20.0  # minimum ratio of the largest to the smallest number for a logarithmic axis
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -66,19 +66,19 @@ def bootstrap_interval(
 
 
 def is_logarithmic(values: np.ndarray) -> bool:
-    """Return whether an axis of these finite numbers is logarithmic: they are positive and span a factor of 20."""
+    """Return whether an axis of finite `values` should be logarithmic: they are positive and span a factor of 20."""
     return bool(len(values) and 0 < _LOGARITHMIC * values.min() <= values.max())
 
 
 def align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate curves at common steps, without extrapolating a curve beyond its first and last point.
+    """Interpolate curves at common steps, without extrapolating beyond a curve's first and last points.
 
     Args:
       curves: ascending steps and finite values of each run, at least one point each.
 
     Returns:
       The steps of all runs in ascending order, thinned to at most 1,000 if there are several runs; and the values at
-      them, shape (runs, steps), NaN before a run's first point and after its last.
+      these steps, shape (runs, steps), NaN before a run's first point and after its last.
     """
     grid = np.unique(np.concatenate([steps for steps, _ in curves]))
     if len(curves) > 1 and len(grid) > _MOST_POINTS:

@@ -101,7 +101,7 @@ FAULTS = {
     "weak": "reset: state.time is weakly typed int32",
     "dtype changes": r"state.time: reset returns int32\[\], step returns float32\[\]",
     "tree changes": "state",
-    "a key of its own": "state.key: reset and step return keys of two kinds; derive every key from the argument",
+    "a key of its own": "state.key: reset and step return keys of different types; derive every key from the argument",
     "two kinds of keys": "step cannot be traced .* derive every key from the argument",
     "reward type": r"step: TimeStep.reward is int32\[\]; float32\[\] is required",
     "discount type": r"reset: TimeStep.discount is int32\[\]; float32\[\] is required",
@@ -112,8 +112,8 @@ FAULTS = {
     "infinite reward": "TimeStep.reward is not finite",
     "first within": "TimeStep.first is set within an episode",
     "first not set": "reset: TimeStep.first is not set where an episode begins",
-    "numpy randomness": "reset returns two results for the same key, at .*x.*use the key for all randomness",
-    "numpy randomness in step": "step returns two results for the same key, at .*x.*use the key for all randomness",
+    "numpy randomness": "reset returns different results for the same key, at .*x.*use the key for all randomness",
+    "numpy randomness in step": "step returns different results for the same key, at .*x.*use the key for all",
     "host code": "reset cannot be traced by jit, vmap and scan: ",
     "outside": r"TimeStep.observation\['x'\] is outside its space",
     "shape": r"reset: TimeStep.observation\['x'\] is float32\[3\]; float32\[2\] is required",
@@ -184,7 +184,7 @@ BROKEN = {
     ),
     "no number": (
         wrong_step(lambda state, row: (state, row.replace(observation=row.observation * jnp.nan))),
-        "step: TimeStep.observation holds NaN",
+        "step: TimeStep.observation contains NaN",
     ),
 }
 
@@ -423,8 +423,8 @@ class AsyncClock(Clock):
 
 
 ASYNC_FAULTS = {
-    "batch size": r"recv returns the indices \[1 2 3\]; 2 distinct ones of \[0, 1, 2, 3\]",
-    "twice": r"recv returns the indices \[0 0\]; 2 distinct ones",
+    "batch size": r"recv returns the indices \[1 2 3\]; 2 distinct indices from \[0, 1, 2, 3\]",
+    "twice": r"recv returns the indices \[0 0\]; 2 distinct indices",
     "other rows": r"TimeStep.observation\['step'\] of recv differs from .* at environments \[2 3\], steps \[2 2\]",
 }
 

@@ -67,7 +67,7 @@ def test_it_is_made_by_name_with_parameters(walks):
         with pytest.raises(ConfigError, match="parameter length=.* default 5"):
             envs.make("walks:Ring", length=length)
     assert envs.make("walks:Ring", length=np.int64(4)).observation_space.shape == (4,)
-    refused(lambda: envs.make("walks:Ring", slip="0.1,cost=0.2"), "str is not float")
+    refused(lambda: envs.make("walks:Ring", slip="0.1,cost=0.2"), "str was passed instead of float")
 
 
 def test_a_time_limit_truncates_and_an_arrival_terminates(walks):

@@ -88,7 +88,7 @@ def test_time_limit_truncates_and_termination_wins():
 
 
 def test_time_limit_refuses_an_environment_that_resets():
-    refused(lambda: TimeLimit(FrameStack(AutoReset(Counter())), 3), "under the auto-reset")
+    refused(lambda: TimeLimit(FrameStack(AutoReset(Counter())), 3), "inside the auto-reset")
 
 
 def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():
@@ -287,7 +287,7 @@ def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
         (Flatten, "must be a tuple of functions"),
         ("Flatten", "must be a tuple of functions"),
         ((1,), "must be a tuple of functions"),
-        ((TimeLimit,), "wrapper TimeLimit cannot be put around gymnax:CartPole-v1"),
+        ((TimeLimit,), "wrapper TimeLimit cannot be applied to gymnax:CartPole-v1"),
         ((lambda env: None,), "returned None for gymnax:CartPole-v1"),
         ((RescaleAction,), "RescaleAction needs an action space of real numbers"),
         ((partial(Hide, entries=(7,)),), "use distinct indices from 0 to 3"),

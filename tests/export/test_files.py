@@ -176,8 +176,8 @@ def test_convolutions_are_not_for_numpy(tmp_path):
 @pytest.mark.parametrize(
     ("to", "name", "words"),
     [
-        ("numpy", "numpy.npz", "would hide Python's module numpy"),
-        ("numpy", "json.npz", "would hide Python's module json"),
+        ("numpy", "numpy.npz", "would shadow the module numpy"),
+        ("numpy", "json.npz", "would shadow the module json"),
         ("stablehlo", "config.json", "must end in .stablehlo"),
         ("stablehlo", "", "is empty"),
     ],

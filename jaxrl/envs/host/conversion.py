@@ -1,6 +1,6 @@
 """Conversion between jaxrl's and Gymnasium's spaces, and of their elements; EnvPool uses Gymnasium's spaces, too.
 
-Types that JAX lacks are narrowed: float64 to float32, int64 to int32, and uint64 to uint32.
+64-bit types are narrowed: float64 to float32, int64 to int32, and uint64 to uint32.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Environments of dm_env (Muldal et al., 2019), such as dm_control's tasks (Tassa et al., 2018, arXiv:1801.00690)."""
+"""dm_env environments (Muldal et al., 2019), such as dm_control's tasks (Tassa et al., 2018, arXiv:1801.00690)."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class DmEnvRecipe(stepped.SteppedRecipe):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "DmEnvRecipe":
-        """Restore the recipe of a dm_control task from its record; nothing is made until the recipe is built.
+        """Restore the recipe of a dm_control task from a file; no environment is made until the recipe is built.
 
         Raises:
           ConfigError: an option contains anything but numbers and plain words, or a value is of the wrong type.

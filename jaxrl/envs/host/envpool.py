@@ -1,6 +1,6 @@
 """EnvPool's environments (Weng et al., 2022, arXiv:2206.10558): Atari, MuJoCo, Procgen and many more, in C++ threads.
 
-EnvPool is imported when its names are first requested; it is an extra.
+EnvPool is an optional extra, which is imported when the names of its tasks are first requested.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class EnvPoolRecipe(LibraryRecipe):
 
     Attributes:
       id: EnvPool's name of the task.
-      lives: whether the task's info has the unmodified reward and whether the game is over, as Atari's has.
+      lives: whether the task's info contains the unmodified reward and a flag for the end of the game, as in Atari.
       games: whether an episode is one life of a game.
     """
 
@@ -99,11 +99,11 @@ class EnvPoolRecipe(LibraryRecipe):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "EnvPoolRecipe":
-        """Restore the recipe from its record; EnvPool is first used when the recipe is built.
+        """Restore the recipe from a file; EnvPool is first used when the recipe is built.
 
         Raises:
-          ConfigError: an option is one that `make` does not accept, or names a program or a file; or a value has a
-            wrong type.
+          ConfigError: `make` does not accept an option, an option names a program or a file, or a value has a wrong
+            type.
         """
         # Earlier versions wrote `no_restart` to files.
         parameters = {key: value for key, value in parameters.items() if key != "no_restart"}
@@ -149,9 +149,9 @@ registry.add("suite", envpool=EnvPoolRecipe)
 
 
 class EnvPoolEnvironment:
-    """A pool of environments behind the host protocol: numpy in, numpy out.
+    """A pool of EnvPool environments with the `HostEnvironment` interface, which takes and returns numpy arrays.
 
-    A synchronous pool (`batch_size == num_envs`) has `reset()` and `step(actions)`. For an asynchronous one,
+    A synchronous pool (`batch_size == num_envs`) has `reset()` and `step(actions)`. For an asynchronous pool,
     `async_reset()` begins all episodes; after that, every `recv()` returns the `batch_size` environments that are ready
     first, and `send` sends actions to environments that were returned. EnvPool waits without a time limit and cannot be
     interrupted, but a watchdog can read `doing`.
@@ -198,7 +198,7 @@ class EnvPoolEnvironment:
         return self._receive_all()
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """Step with `actions`, shape [num_envs, ...], and return the time steps; ended episodes are reset instead.
+        """Step with `actions` [num_envs, ...] and return the time steps; reset environments whose episodes ended.
 
         Raises:
           RuntimeError: the pool was not reset, is asynchronous, or was closed.
@@ -253,7 +253,8 @@ class EnvPoolEnvironment:
         """Wait for the next `batch_size` environments; return their indices, int32 [B], and time steps, [B, ...].
 
         Raises:
-          RuntimeError: fewer environments are busy, so the call would wait forever; or the pool was closed.
+          RuntimeError: fewer than `batch_size` environments are busy, so the call would never return; or the pool was
+            closed.
         """
         self._open()
         if self._busy.sum() < self.batch_size:
@@ -393,7 +394,7 @@ def refused() -> tuple[str, ...]:
 
 
 def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:
-    """Return the family, class and default options of every task, by the task's name."""
+    """Return the family, class and default options of every task, keyed by the task's name."""
     from envpool.registration import registry
 
     return registry.specs
@@ -412,15 +413,15 @@ def _scalars(name: str) -> list[str]:
 def _unusable(name: str) -> str | None:
     if "AutoReset" in name:
         instead = name.replace("-AutoReset", "")
-        return f"replaces an episode's last observation by the next episode's first; use {instead!r}"
+        return f"replaces an episode's last observation with the next episode's first; use {instead!r}"
     if _TRACKING.search(name):
-        return "ends every episode after its first step (EnvPool 1.2.7); use another of its tasks"
+        return "ends every episode after its first step (EnvPool 1.2.7); use another MyoSuite task"
     players = _registered()[name][2].get("max_num_players", 1)
     return f"has {players} agents; use a task with one" if players > 1 else None
 
 
 def _true_bounds(space: Any) -> Any:
-    """Return `space` with infinite bounds in place of EnvPool's smallest and largest floats."""
+    """Return `space` with infinite bounds in place of the floats that EnvPool declares for unbounded values."""
     if isinstance(space, Mapping | gymnasium.spaces.Dict):
         children = getattr(space, "spaces", space)
         return gymnasium.spaces.Dict({name: _true_bounds(child) for name, child in children.items()})

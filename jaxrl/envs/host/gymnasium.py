@@ -30,7 +30,7 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
     `id` is Gymnasium's name, or "module:name" if the user named the module that registers it.
 
     Args:
-      by_hand: whether the user's program made the recipe, which may then import modules; False for one from a file.
+      by_hand: whether the user's program made the recipe, so that it may import modules; False if a file contains it.
     """
 
     by_hand: dataclasses.InitVar[bool] = False
@@ -49,14 +49,14 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     @property
     def instance(self) -> gymnasium.Env | None:
-        """The user's environment if no other can be made like it, otherwise None."""
+        """The user's environment instance if the recipe cannot make others, otherwise None."""
         return getattr(self.factory, "instance", None)
 
     @classmethod
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
     ) -> "GymnasiumRecipe":
-        """Restore the recipe from its record; nothing is made or imported until the recipe is built.
+        """Restore the recipe from a file; nothing is made or imported until the recipe is built.
 
         Raises:
           ConfigError: making `name` would import a module or another library, an option contains anything but numbers
@@ -89,10 +89,10 @@ registry.add("suite", gymnasium=GymnasiumRecipe)
 
 
 def make(name: str, *, wrappers: Any = (), **options: Any) -> GymnasiumRecipe:
-    """Return the recipe of the Gymnasium environment `name` ("LunarLander-v3"; "module:Name-v0" is imported first).
+    """Return the recipe of the Gymnasium environment `name`, such as "LunarLander-v3".
 
     Args:
-      name: Gymnasium's name of the environment.
+      name: Gymnasium's name of the environment, or "module:Name-v0" to import a module first.
       wrappers: wrappers to put around the environment, innermost first; see `wrapping`.
       options: options of `stepped.stepping`, such as `info=("reward_ctrl", "x_position")`, and arguments of
         `gymnasium.make`, including those of the environment's constructor.
@@ -125,7 +125,7 @@ _REFUSED = {
 
 
 def wrapping(wrappers: Any) -> dict[str, Any]:
-    """Return the option `{"wrappers": ...}` of an environment in a normal form, or {} if there are no wrappers.
+    """Return the option `{"wrappers": ...}` of an environment in a uniform format, or {} if there are no wrappers.
 
     Args:
       wrappers: one wrapper's name (`"FlattenObservation"` of `gymnasium.wrappers`, `"my_module:Mine"`) or class; a
@@ -133,7 +133,7 @@ def wrapping(wrappers: Any) -> dict[str, Any]:
         classes with keyword arguments, and pairs (name, dictionary of arguments).
 
     Raises:
-      ConfigError: `wrappers` has another form, or names a wrapper that runs cannot use.
+      ConfigError: `wrappers` has another type, or names a wrapper that runs cannot use.
     """
     several = list(wrappers.items()) if isinstance(wrappers, Mapping) else wrappers
     several = list(several) if isinstance(several, list | tuple) else [several]
@@ -142,7 +142,7 @@ def wrapping(wrappers: Any) -> dict[str, Any]:
 
 
 def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
-    """Return a wrapper's name and arguments, in the same form as if they were read from a file (tuples, no lists)."""
+    """Return a wrapper's name and arguments, with the types of values read from a file (tuples, not lists)."""
     named, arguments = one if isinstance(one, list | tuple) and len(one) == 2 else (one, {})
     if isinstance(named, functools.partial) and not named.args:
         named, arguments = named.func, named.keywords
@@ -156,12 +156,12 @@ def _wrapper(one: Any) -> tuple[str, dict[str, Any]]:
             "pass a function: env=lambda: Mine(gymnasium.make(...))"
         )
     if named in _REFUSED:
-        raise ConfigError(f"the wrapper {named} is not for training: {_REFUSED[named]}")
+        raise ConfigError(f"the wrapper {named} cannot be used for training: {_REFUSED[named]}")
     return named, {key: _plain(x) for key, x in arguments.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Convert lists to tuples and NumPy scalars to Python numbers, as in values read from a file."""
+    """Convert lists to tuples, and NumPy scalars to Python numbers, as in values that were read from a file."""
     value = value.item() if isinstance(value, np.generic) else value
     return tuple(_plain(x) for x in value) if isinstance(value, list | tuple) else value
 
@@ -194,7 +194,7 @@ def _module_problem(name, options=()):
 
 
 def _find(name: str) -> Any:
-    """Return the spec registered under `name`, after importing the module in the name."""
+    """Return the spec registered under `name`, after importing the module if `name` contains one."""
     module, _, registered = name.rpartition(":")
     try:
         if module:

@@ -45,7 +45,7 @@ def space_problems(env: Any) -> list[str]:
 
 
 def describe(leaf: Any) -> str:
-    """Return an array's dtype and shape, "nothing" for None, and the repr of anything else."""
+    """Return the dtype and shape of an array, "nothing" for None, or the repr of anything else."""
     if leaf is None:
         return "nothing"
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
@@ -80,20 +80,21 @@ def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch
 
 
 def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone: bool = True) -> dict[str, Any]:
-    """Return all possible problems of rows with correct types, each with a bool array [B] that is True where it occurs.
+    """Return a dictionary from each possible problem of time steps to a bool array [B] that is True where it occurs.
 
     Args:
       space: the observation space.
-      rows: time steps [B] of JAX or NumPy arrays.
+      rows: time steps [B] of JAX or NumPy arrays, whose types are correct.
       ended: bool [B], True if the previous row ended its episode or there is no previous row.
-      alone: whether an episode has a single agent; one of several agents may repeat its last row until all have ended.
+      alone: whether the environment has a single agent; otherwise, an agent may repeat its last row until all agents
+        have ended.
     """
     wrong = {
         "terminated and TimeStep.truncated are both set": rows.terminated & rows.truncated,
-        "first and an ending are both set": rows.first & rows.last,
+        "first is set together with terminated or truncated": rows.first & rows.last,
         "first is not set where an episode begins": ended & ~(rows.first if alone else rows.first | rows.last),
         "first is set within an episode": ~ended & rows.first,
-        "reward is not 0 where first": rows.first & (rows.reward != 0),
+        "reward is not 0 where first is set": rows.first & (rows.reward != 0),
         "reward is not finite": ~(abs(rows.reward) < np.inf),
     }
     if rows.discount is not None:
@@ -102,7 +103,7 @@ def row_problems(space: spaces.Space, rows: TimeStep[Any], ended: Any, *, alone:
         wrong[f"action_mask{jax.tree_util.keystr(path)} allows nothing"] = ~mask.any(axis=-1)
     for path, part, leaf in spaces.leaves_with_path(space, rows.observation):
         nan = jnp.isnan(leaf).any(axis=tuple(range(1, leaf.ndim)))
-        wrong[f"observation{path} holds NaN"] = nan
+        wrong[f"observation{path} contains NaN"] = nan
         wrong[f"observation{path} is outside its space {part}"] = ~jax.vmap(part.contains)(leaf) & ~nan
     return wrong
 
@@ -126,10 +127,10 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
 
     The actions are random, but the same for both batches. If the recipe has only one instance, a single environment is
     built. Asynchronous environments are built a third time and stepped as they become ready; they must return the same
-    time steps as in lockstep.
+    time steps as the batches that were stepped synchronously.
 
     Raises:
-      EnvironmentContractError: lists all problems, one per line, with the leaf's name.
+      EnvironmentContractError: the recipe breaks the contract; the message lists problems, one per line.
     """
     raise_problems(recipe, space_problems(recipe))
     batch = _BATCH if only_instance(recipe) is None else 1
@@ -177,19 +178,21 @@ def _asynchronous_problems(
 ) -> list[str]:
     """Step four environments as they become ready, two at a time; return the first difference from `timesteps`."""
     host = recipe.build_async(_BATCH, _READY, seed)
-    taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps taken by each; busy ones
+    taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each environment; busy environments
     try:
         host.async_reset()
         while True:
             env_ids, timestep = host.recv()
             came = set(np.asarray(env_ids).tolist())
             if np.shape(env_ids) != (_READY,) or len(came) != _READY or not came <= at_work:
-                return [f"recv returns the indices {env_ids}; {_READY} distinct ones of {sorted(at_work)} are required"]
+                return [
+                    f"recv returns the indices {env_ids}; {_READY} distinct indices from {sorted(at_work)} are required"
+                ]
             rows = [jax.tree.map(lambda x, i=i: x[i], timesteps[taken[i]]) for i in env_ids]
             paths = different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
             if paths:
                 where = f"environments {env_ids}, steps {taken[env_ids]}"
-                return [f"TimeStep{paths[0]} of recv differs from that of environments in lockstep, first at {where}"]
+                return [f"TimeStep{paths[0]} of recv differs from that of synchronous steps, first at {where}"]
             at_work -= came
             if taken[env_ids].max() == len(actions):
                 return []

@@ -1,4 +1,4 @@
-"""A JAX environment served as a host environment, to test that compiled and host runs return the same results."""
+"""A host environment that runs a JAX environment, to test that compiled and host runs return the same results."""
 
 import dataclasses
 from functools import partial
@@ -34,7 +34,7 @@ registry.add("wrapper", ServedFromHost)
 
 
 class JaxHostEnvironment:
-    """A batch of copies of a JAX environment behind the host protocol: numpy in, numpy out."""
+    """A batch of copies of a JAX environment with the `HostEnvironment` interface, which returns numpy arrays."""
 
     def __init__(self, env: Environment, num_envs: int, seed: int, first_env: int = 0):
         self.num_envs = num_envs

@@ -20,13 +20,13 @@ _playing: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDic
 def recipe(
     env: gymnasium.Env | Callable[..., gymnasium.Env], *, wrappers: Any = (), **options: Any
 ) -> adapter.GymnasiumRecipe:
-    """Return the recipe of a Gymnasium environment.
+    """Return the recipe of a Gymnasium environment that is an instance, a class or a function.
 
     Args:
       env: a class or a function, which is called once for each environment; or an instance, which is made again from
         its `spec`. If an instance has no usable `spec`, the recipe can only use the instance itself.
       wrappers: as for `make`.
-      options: options of stepping, as for `make`, and arguments of the class or function.
+      options: options of `stepped.stepping`, as for `make`, and arguments of the class or function.
 
     Raises:
       ConfigError: the environment is vectorized, cannot be made or sent to workers, or has spaces that are not
@@ -71,7 +71,7 @@ def instead(env: gymnasium.Env) -> str:
 
 
 class Instance:
-    """A factory that lends the user's environment to one batch at a time, and never closes or copies it.
+    """A factory that returns the user's environment to one batch at a time, and never closes or copies it.
 
     Args:
       env: the user's environment.
@@ -97,14 +97,14 @@ class Instance:
 
 
 class _Lent(gymnasium.Wrapper):
-    """An instance in use; `close` makes it available to another batch."""
+    """A wrapper of the user's environment, whose `close` makes the environment available to another batch."""
 
     def close(self):
         _playing.pop(id(self.env.unwrapped), None)
 
 
 class Another:
-    """A factory that checks that a function returns a new environment at each call.
+    """A factory that calls a function, and checks that each call returns a new environment.
 
     Args:
       function: a function that makes an environment.
@@ -143,7 +143,7 @@ def _of_function(function, options, fields):
     found = _looked_at(_name(named), factory, options, fields)
     if isinstance(function, type) or (named is function and "<lambda>" not in function.__qualname__):
         return found
-    return adapter.replaced(found, id=_name(factory.makes))  # the function is nameless
+    return adapter.replaced(found, id=_name(factory.makes))  # the function has no name
 
 
 def _looked_at(name, factory, options, fields):

@@ -37,7 +37,7 @@ class LibraryRecipe:
     Attributes:
       id: the environment's name.
       prefix: the text before `id` in `name`, such as "envpool:".
-      options: arguments that the library makes the environment with.
+      options: arguments with which the library makes the environment.
       info: names of the numbers that become `TimeStep.info`.
       native: the library's spaces; None if the recipe was read from a file of an earlier version, which lacks them.
       own: names of the fields that files store along with `options`.
@@ -65,7 +65,7 @@ class LibraryRecipe:
 
     @classmethod
     def restored(cls, id: str, recorded: Mapping[str, Any], observation_space: Space, action_space: Space) -> Self:
-        """Restore a recipe from recorded `parameters`; nothing is made or imported.
+        """Restore a recipe from the `parameters` in a file; nothing is made or imported.
 
         Raises:
           ConfigError: an option contains anything but numbers and plain words, or a value is of the wrong type.
@@ -116,8 +116,8 @@ class SteppedRecipe(LibraryRecipe):
 
         Args:
           id: the environment's name.
-          spec: the argument of `worker_program.made`.
-          options: arguments that the environment is made with.
+          spec: the argument `spec` of `worker_program.made`.
+          options: arguments with which the environment is made.
           stepping: a result of the function `stepping`.
           fields: further fields of the recipe.
 
@@ -149,13 +149,13 @@ class SteppedRecipe(LibraryRecipe):
         return cls(id=id, options=options, **stepping, **found, **fields)
 
     def spec(self) -> Any:
-        """Return the argument of `worker_program.made`."""
+        """Return the argument `spec` of `worker_program.made`."""
         raise NotImplementedError
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
         """Build a batch of `num_envs` environments, with seeds derived from `seed` and the environments' indices.
 
-        The indices begin at `first_env`.
+        The indices of the environments in the run begin at `first_env`.
 
         Raises:
           ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
@@ -238,7 +238,7 @@ def _element(observations, observation, who):
 
 
 class SteppedEnvironment:
-    """A batch of environments behind the host protocol: numpy in, numpy out.
+    """A batch of Python environments with the `HostEnvironment` interface, which takes and returns numpy arrays.
 
     If a worker was replaced, its environments return the first time step of a new episode instead of the result of the
     failed step: `first` is set although the previous row was not `last`.
@@ -319,7 +319,7 @@ class SteppedEnvironment:
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """Step with `actions`, leaves [num_envs, ...], and return the time steps; ended episodes are reset instead.
+        """Step with `actions` [num_envs, ...] and return the time steps; reset environments whose episodes ended.
 
         Raises:
           EnvironmentFailedError: an environment raised, or too many workers were lost.
@@ -388,7 +388,7 @@ def check_recorded(env: str, options: Mapping[str, Any]) -> None:
       options: the options by name.
 
     Raises:
-      ConfigError: an option is anything else; lists all such options.
+      ConfigError: an option is anything else; the message lists all such options.
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(

@@ -10,7 +10,7 @@ from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
 def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
-    """Return one seed in [0, 2^31) per environment, which depends on the environment's index but not on `num_envs`.
+    """Return a seed in [0, 2^31) for each environment, which depends on the environment's index, not on `num_envs`.
 
     Seeds of different runs are unrelated. With `seed + index`, the default of most suites, run 1 would share all but
     one of its environments with run 0.
@@ -18,7 +18,7 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
     Args:
       seed: the run's seed.
       num_envs: number of environments.
-      generation: number of times that environments were rebuilt; each time they get other seeds.
+      generation: number of times that environments were rebuilt; each time, they get new seeds.
       first_env: index in the run of the first environment.
 
     Raises:
@@ -33,9 +33,9 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
 
 
 class Episodes:
-    """The progress of the episodes of a batch of environments, from which time steps are made.
+    """A tracker of the episodes in a batch of environments, which makes time steps from the environments' results.
 
-    An environment is reset on the step after its episode's end. So a row is the first of an episode exactly if the
+    An environment is reset on the step after its episode's end. So a row is the first of an episode if and only if the
     environment's previous row was the last of an episode.
 
     Args:
@@ -79,7 +79,7 @@ class Episodes:
           observation: observations with leaves of shape [B, ...]; the caller must not write to them afterwards.
           reward: the reward for learning, [B]; ignored where an episode begins.
           terminated, truncated: [B]; an episode with both set counts as terminated.
-          true_reward: the unmodified reward, [B]; None: `reward`.
+          true_reward: the unmodified reward, [B]; None if `reward` is unmodified.
           complete: whether the game is over, [B]; ignored except where an episode ends; only valid if `games` is true.
           info: scalars reported by the environments, by name, each [B]; ignored where an episode begins.
           discount: discounts reported by the environments, [B]; ignored where an episode begins.
@@ -116,7 +116,7 @@ class Episodes:
 
 
 def _counted(totals, index, fresh, gained, first) -> Episode[np.ndarray]:
-    """Add a row in place to `totals`, (returns, lengths), which restart at 0 where `fresh`; return the sums."""
+    """Add a row in place to `totals`, a pair (returns, lengths), which restarts at 0 where `fresh`; return the sums."""
     returns = np.where(fresh, 0.0, totals[0][index]) + gained
     lengths = np.where(fresh, 0, totals[1][index]) + ~first
     totals[0][index], totals[1][index] = returns, lengths

@@ -1,7 +1,7 @@
 """Threads with time limits for host environments that may block.
 
-Foreign code can block in ways that signals do not interrupt. So it runs in a separate thread, which is abandoned if the
-code does not return.
+Code of other libraries can block in ways that signals do not interrupt. So it runs in a separate thread, which is
+abandoned if the code does not return.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 STEP_TIMEOUT = 60.0  # seconds
 TURN = 0.2  # seconds between two checks
 WARN_AFTER = 20.0  # seconds of waiting before a warning
-GOODBYE = 3.0  # seconds that threads have to end
+GOODBYE = 3.0  # seconds within which threads must end
 _LAST_STEP = 3.0  # seconds that a step may take after the run was asked to end
 
 _ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Record whether the run was asked to end, such as by a signal; if so, steps may only take a few more seconds."""
+    """Record whether the run was asked to end, for example by a signal; then, a step may only take a few seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 
@@ -42,7 +42,7 @@ class Watch:
     many environments are stepped in turn, each of them may take `step_timeout`.
 
     Args:
-      host: the environments.
+      host: the host environments, or the recipe that builds them.
       step_timeout: seconds without progress before `look` raises an error. If `host.patience` exists, it is added, as
         the time that the environments need to replace their workers.
       what: a description of the environments' work, for environments that do not report it.
@@ -86,18 +86,18 @@ class Watch:
         if sys.__stderr__ is not None:  # None in programs without a console
             faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
         raise EnvironmentFailedError(
-            f"{at}, {limit}; the stacks of all threads are on standard error. The thread remains until they return or "
-            "this process ends"
+            f"{at}, {limit}; the stacks of all threads are on standard error. The environments' thread "
+            "remains until they return or this process ends"
         )
 
 
 @contextlib.contextmanager
 def warn_if_slow(name: str, what: str) -> Generator[None]:
-    """Warn if the body takes longer than `WARN_AFTER` seconds, without interrupting it.
+    """Warn if the `with` block takes longer than `WARN_AFTER` seconds, without interrupting it.
 
     Args:
       name: the environment's name.
-      what: a description of the body, for the message.
+      what: a description of the block, for the message.
     """
     text = f"{name}: {what} has taken {WARN_AFTER:g} s so far; still waiting"
     timer = threading.Timer(WARN_AFTER, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
@@ -129,7 +129,7 @@ class Stepper:
         return self.wait(watch)
 
     def wait(self, watch: Watch | None = None) -> Any:
-        """Wait for the work and return its result; raise its error, or that of `watch`."""
+        """Wait for the queued work and return its result; raise its error, or that of `watch`."""
         since = time.monotonic()
         while True:
             try:
@@ -150,13 +150,13 @@ class Stepper:
                 self._done.put((None, error))
 
     def close(self, patience: float) -> None:
-        """End the thread after its work, waiting at most `patience` seconds."""
+        """End the thread after its current work, waiting at most `patience` seconds."""
         self._work.put(None)
         self._thread.join(patience)
 
     @property
     def failure(self) -> str:
-        """The error of the last work, if `wait` was not called for it, or ""; read it once, after `close`."""
+        """A description of the last work's failure, or ""; read it once, after `close`, instead of calling `wait`."""
         if self._thread.is_alive():
             return "has not returned"
         _, error = self._done.get()

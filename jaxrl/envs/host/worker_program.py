@@ -106,7 +106,7 @@ def made(spec, options):
 
 
 def wrapper(name):
-    """Return the wrapper class named "module:Class", or "Class" for one of `gymnasium.wrappers`.
+    """Return the wrapper class named "module:Class", or "Class" for a class in `gymnasium.wrappers`.
 
     Raises:
       ImportError: there is no such class.
@@ -136,7 +136,7 @@ def spaces(environment):
 def outcome(environment, names, call, argument):
     """Reset or step an environment; return observation, reward, terminated, truncated, discount and the info's numbers.
 
-    The discount is 1 except for dm_env. The numbers are a tuple, all 0 after a reset.
+    The discount is 1 except for dm_env. The info's numbers are a tuple; after a reset, they are all 0.
 
     Args:
       environment: the environment.
@@ -213,8 +213,8 @@ def number(info, name):
 class FromDmEnv:
     """A dm_env environment (Muldal et al., 2019) with Gymnasium's interface.
 
-    dm_env cannot be seeded after construction, so a reset with a seed makes the environment again. To read the specs
-    before that, it is made with seed 0.
+    A dm_env environment cannot be seeded after construction, so a reset with a seed makes a new one. Before the first
+    reset, the specs are read from an environment with seed 0.
 
     Args:
       what: a function that makes the environment from `seed` and the options, or the name of a dm_control task.

@@ -34,11 +34,11 @@ CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environme
 
 
 class Batch(NamedTuple):
-    """A batch of environments to make.
+    """The arguments for making a batch of environments.
 
     Attributes:
       name: the environment's name, for errors.
-      spec: the argument of `worker_program.made`.
+      spec: the argument `spec` of `worker_program.made`.
       options: keyword arguments that the environment is made with.
       info: names of the numbers in the info that each step reports.
       num_envs, seed, first_env: as for `HostRecipe.build`.
@@ -54,12 +54,12 @@ class Batch(NamedTuple):
 
 
 class _Numbered:
-    """The base class of batches of environments: their seeds, and messages with their index in the run.
+    """The base class of batches of environments, with their seeds and with messages that name them.
 
     Attributes:
       name: the environment's name.
       failures: number of workers that were replaced.
-      patience: seconds that it may take to give up on a hung worker and start another.
+      patience: seconds that it may take to detect a hung worker and start another.
       seeds: the seed of each environment's first reset.
     """
 
@@ -97,7 +97,7 @@ class InProcess(_Numbered):
 
     Attributes:
       environments: the suite's environments.
-      spaces: the suite's observation space and action space, and whether to learn from its discounts.
+      spaces: the suite's observation space and action space, and whether to learn from the environments' discounts.
     """
 
     def __init__(self, batch: Batch):
@@ -118,7 +118,7 @@ class InProcess(_Numbered):
         return "" if now is None else self._described(*now)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
-        """Run each environment's command; return the outcomes, and an empty list: no environment is ever rebuilt.
+        """Run each environment's command; return the outcomes, and an empty list, because no environment is rebuilt.
 
         Raises:
           EnvironmentFailedError: an environment raised.
@@ -159,7 +159,7 @@ class Workers(_Numbered):
     occur again.
 
     Attributes:
-      spaces: the suite's observation space and action space, and whether to learn from its discounts.
+      spaces: the suite's observation space and action space, and whether to learn from the environments' discounts.
     """
 
     def __init__(self, batch: Batch, *, workers: int, step_timeout: float, start_timeout: float, restarts: int):
@@ -217,7 +217,7 @@ class Workers(_Numbered):
         self._finalizer()
 
     def _exchange(self, workers: list["_Worker"], outcomes: list[Any]) -> dict["_Worker", str]:
-        """Send workers their commands and fill in `outcomes`; return how each lost worker died or hung."""
+        """Send workers their commands and fill in `outcomes`; return the lost workers, with how they died or hung."""
         lost = {worker: "died" for worker in workers if not worker.ask(self._commands, self._timeout)}
         pending = {worker.connection: worker for worker in workers if worker not in lost}
         while pending:
@@ -348,7 +348,7 @@ class _Worker:
             self.connection.send(None)
 
     def ended(self, deadline: float) -> bool:
-        """Wait for the process until `deadline`; return whether it ended. Unreaped, its id stays valid until `kill`."""
+        """Wait for the process until `deadline`; return whether it ended. Only `kill` reaps it and frees its ID."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):  # reaped by the system, because the program ignores SIGCHLD
             while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:

@@ -1,1 +1,1 @@
-"""Adapters of suites of JAX environments; each suite's package is an extra with the suite's name."""
+"""Adapters for suites of JAX environments; the optional extra with a suite's name installs its package."""

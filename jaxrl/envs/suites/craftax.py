@@ -1,4 +1,4 @@
-"""Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), as raw episodic environments.
+"""Craftax and Craftax-Classic (Matthews et al., 2024, arXiv:2402.16801), without auto-reset.
 
 The library ends an episode at death, victory or the time limit. To tell terminations from truncations, the adapter
 evaluates the library's rule again without the time limit.
@@ -31,7 +31,7 @@ from jaxrl.envs.suite import (
 )
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
-_SIDES = (32, 48, 64, 96, 128)  # sides of a world that fit files, and that the library's noise can divide
+_SIDES = (32, 48, 64, 96, 128)  # sides of a world that files may set and that the library's noise function supports
 
 
 def _see(env, state, time_step):
@@ -105,13 +105,13 @@ names, make = add_suite(CraftaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Craftax's environment for this key."""
+    """Return Craftax's environment for `key`."""
     return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
 
 
 @functools.cache
 def _class(name):
-    _renderer(name)  # first, so that the library does not load its pickle
+    _renderer(name)  # first, so that the library does not load its pickle file
     with constructing():
         return type(make_craftax_env_from_name(name, auto_reset=False))  # this function has no argument for sizes
 

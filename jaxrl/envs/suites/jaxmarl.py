@@ -1,4 +1,4 @@
-"""JaxMARL's multi-agent environments (Rutherford et al., 2024, arXiv:2311.10090), as raw episodic environments."""
+"""JaxMARL's multi-agent environments (Rutherford et al., 2024, arXiv:2311.10090), without auto-reset."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,9 +26,9 @@ _OURS = {"world_state": False, "agent_id": False}
 class JaxMarlEnvironment(LibraryEnv):
     """A JaxMARL environment, with all of its agents.
 
-    Static parameters are the constructor's arguments that are numbers or names, and two more. With `world_state`,
-    observations are dictionaries of `observation`, the agent's observation, and `world_state`, which is the same for
-    all agents. With `agent_id`, a one-hot vector of the agent's number is appended to its observation.
+    Static parameters are the constructor's arguments that are numbers or names, and `world_state` and `agent_id`. With
+    `world_state`, observations are dictionaries of `observation`, the agent's observation, and `world_state`, which is
+    the same for all agents. With `agent_id`, a one-hot vector of the agent's index is appended to its observation.
 
     Observations of different sizes are padded with zeros, and if agents have different numbers of actions, the missing
     actions are masked.
@@ -37,14 +37,14 @@ class JaxMarlEnvironment(LibraryEnv):
     the reward.
     """
 
-    shaped_rewards: jax.Array | float | None = None  # None: the environment has none
+    shaped_rewards: jax.Array | float | None = None  # None: the environment has no shaped rewards
 
     suite = "jaxmarl"
     ranges = {"max_steps": COUNT, "num_agents": {"low": 2}, "num_landmarks": COUNT, "shaped_rewards": {}}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of the supported environments; docs/suites/jaxmarl.md explains what the others lack."""
+        """Return the names of the supported environments; docs/suites/jaxmarl.md lists the others."""
         particles = {name for name in jaxmarl.registered_envs if name.startswith("MPE_")}
         return (*sorted(particles - {"MPE_simple_v3", "MPE_simple_world_comm_v3"}), *_NAMED, "hanabi")
 
@@ -105,7 +105,7 @@ names, make = add_suite(JaxMarlEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return JaxMARL's environment for this key."""
+    """Return JaxMARL's environment for `key`."""
     named, choices = _NAMED.get(key[0], ("", {}))
     arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
     return jaxmarl.make(key[0], **arguments)
@@ -139,7 +139,7 @@ def _mask(env: Any, state: PyTree) -> jax.Array | None:
 
 
 def _places(env: Any, state: Any) -> PyTree | None:
-    """Return x, y, radius and color of all objects, shape [objects, 4]; None if the world is not a plane."""
+    """Return x, y, radius and color of all objects, shape [objects, 4]; None if objects have no such positions."""
     own = getattr(state, "state", state)
     if hasattr(own, "p_pos"):
         color = jnp.where(jnp.arange(env.num_entities) < env.num_agents, 0, 2)

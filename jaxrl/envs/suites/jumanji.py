@@ -1,4 +1,4 @@
-"""Jumanji's environments (Bonnet et al., 2023, arXiv:2306.09884), as raw episodic environments."""
+"""Jumanji's environments (Bonnet et al., 2023, arXiv:2306.09884), without auto-reset."""
 
 import copy
 import math
@@ -47,7 +47,7 @@ class JumanjiEnvironment(LibraryEnv):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of Jumanji's environments that need no download, including those registered by users."""
+        """Return the names of Jumanji's environments that do not download data, including those registered by users."""
         return tuple(sorted(jumanji.registered_environments() - {"Sokoban-v0"}))
 
     @classmethod
@@ -107,7 +107,7 @@ names, make = add_suite(JumanjiEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Jumanji's environment for this key, without its time limit, which it would report as a termination."""
+    """Return Jumanji's environment for `key`, without its time limit, which Jumanji would report as a termination."""
     usual, chosen = jumanji.make(key[0]), dict(key[1])
     own = {k: chosen.pop(k) for k in [*chosen] if k in arguments_of(type(usual))}
     kind, arguments = _generator(usual)
@@ -119,7 +119,7 @@ def foreign(key: Key) -> Any:
 
 
 def _generator(env: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the class of an environment's generator, and its arguments, read from the attributes of the same name."""
+    """Return the class of an environment's generator, and its arguments, read from attributes of the same names."""
     generator = getattr(env, "generator", getattr(env, "_generator", None))
     usual = arguments_of(type(generator)) if generator is not None else {}
     names = [k for k, x in usual.items() if x is not None]  # arguments that default to None are computed

@@ -1,7 +1,7 @@
-"""NAVIX (Pignatelli et al., 2024, arXiv:2407.19396), as raw episodic environments.
+"""NAVIX environments (Pignatelli et al., 2024, arXiv:2407.19396), without auto-reset.
 
 The library's `step` begins a new episode one step late and, in a batch, computes a reset at every step. So the adapter
-calls the functions that `step` is made of.
+calls the internal function that `step` calls.
 """
 
 import warnings
@@ -19,7 +19,7 @@ with silent_import(), warnings.catch_warnings(action="ignore"):
     import navix
     from navix.rendering.cache import RenderingCache
 
-_LAST = 10  # the largest number of a kind of field; numbers of colors and states are smaller
+_LAST = 10  # the largest index of a kind of grid cell; indices of colors and states are smaller
 # Smallest and largest value of each type of observation. The library's spaces are wrong: they omit walls (-1) and
 # unseen fields (100), or have the bound 255.
 OBSERVATIONS = {
@@ -41,8 +41,9 @@ def _see(env, state, time_step):
 class NavixEnvironment(LibraryEnv):
     """A NAVIX environment.
 
-    The leaves are `max_steps`, the number of steps after which episodes are truncated, and `penalty_coeff`, the share
-    of the last reward that is deducted for elapsed time. The static parameter is `observation`, one of `OBSERVATIONS`.
+    The leaves are `max_steps`, the number of steps after which episodes are truncated, and `penalty_coeff`, the
+    fraction of the last reward that is deducted for elapsed time. The static parameter is `observation`, one of
+    `OBSERVATIONS`.
     """
 
     max_steps: Any
@@ -90,7 +91,7 @@ names, make = add_suite(NavixEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return NAVIX's environment for this key."""
+    """Return NAVIX's environment for `key`."""
     env = navix.make(key[0])
     chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
     return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))

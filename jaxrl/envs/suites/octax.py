@@ -1,4 +1,4 @@
-"""Octax's CHIP-8 games (Radji et al., 2025, arXiv:2510.01764), as raw episodic environments."""
+"""Octax's CHIP-8 games (Radji et al., 2025, arXiv:2510.01764), without auto-reset."""
 
 import pkgutil
 import re
@@ -15,7 +15,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing
 from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once
 
-_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # parameters of shapes or the program
+_PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # change shapes or the compiled program
 
 
 class OctaxEnvironment(LibraryEnv):
@@ -66,7 +66,7 @@ names, make = add_suite(OctaxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Octax's environment for this key."""
+    """Return Octax's environment for `key`."""
     values: dict[str, Any] = _PARAMETERS | dict(key[1])
     work = values["frame_skip"] * (values["instruction_frequency"] // values["fps"])
     if not 1 <= work <= 10_000:

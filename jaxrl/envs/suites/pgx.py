@@ -1,4 +1,4 @@
-"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503), as raw episodic environments of one or all players."""
+"""PGX's games (Koyamada et al., 2023, arXiv:2303.17503) for one agent or for all players, without auto-reset."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -24,11 +24,11 @@ class PgxState(struct.PyTreeNode):
 
 
 class PgxEnvironment(LibraryEnv):
-    """A PGX game for one agent.
+    """A PGX game.
 
-    Static parameters are those of the game's constructor and `opponent`. With "random", the other players make random
-    moves until it is the agent's turn again; with "self", they are agents, too; with "turns", the agent moves for both
-    players, and the discount is -1 when the turn passes.
+    Static parameters are the arguments of the game's constructor, and `opponent`. With "random", the other players make
+    random moves until it is the agent's turn again; with "self", all players are agents; with "turns", one agent moves
+    for both players, and the discount is -1 when the turn passes to the other player.
     """
 
     opponent: str = struct.field(pytree_node=False)
@@ -64,7 +64,7 @@ class PgxEnvironment(LibraryEnv):
         return foreign(self.key).num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
-        """Return a two-player game with `opponent="turns"`, so that a search moves for both; other games unchanged."""
+        """Return the game with `opponent="turns"` if it has two players, so that a search moves for both of them."""
         if foreign(self.key).num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
@@ -126,7 +126,7 @@ names, make = add_suite(PgxEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return PGX's game for this key."""
+    """Return PGX's game for `key`."""
     arguments = {k: x for k, x in key[1] if k != "opponent"}
     game: Any = pgx.make(cast("Any", key[0]))
     fixed = {"size": game._game.size} if key[0].startswith("go_") else {}

@@ -1,4 +1,4 @@
-"""MuJoCo Playground environments (Zakka et al., 2025, arXiv:2502.08844), as raw episodic environments.
+"""MuJoCo Playground environments (Zakka et al., 2025, arXiv:2502.08844), without auto-reset.
 
 The environments are used without the library's wrappers, which replace the last observation of an episode with the
 first one of the next episode.
@@ -25,7 +25,7 @@ from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
 
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of Warp's buffers
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
-_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys that are set elsewhere
+_ELSEWHERE = ("action_repeat", "episode_length", "impl", "vision", "vision_config")  # keys that are not parameters
 
 
 class PlaygroundEnvironment(PhysicsEnv):
@@ -110,7 +110,7 @@ names, make = add_suite(PlaygroundEnvironment)
 
 @made_once
 def foreign(key: Key) -> Any:
-    """Return Playground's environment for this key."""
+    """Return Playground's environment for `key`."""
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
     env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
     if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):

@@ -1,4 +1,4 @@
-"""XLand-MiniGrid (Nikulin et al., 2023, arXiv:2312.12044), as raw episodic environments.
+"""XLand-MiniGrid environments (Nikulin et al., 2023, arXiv:2312.12044), without auto-reset.
 
 The library's discount distinguishes terminations from time limits, and its `step` never resets.
 """
@@ -117,7 +117,7 @@ names, make = add_suite(XMiniGridEnvironment)
 
 @made_once
 def foreign(key: Key) -> tuple[Any, Any, Any]:
-    """Return the library's environment for this key, its parameters, and its tasks (None without a benchmark)."""
+    """Return the library's environment for `key`, its parameters, and its tasks (None without a benchmark)."""
     chosen: dict[str, Any] = dict(key[1])
     tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
     return *xminigrid.make(key[0], **chosen), tasks

@@ -1,7 +1,7 @@
-"""Wrappers of environments.
+"""Environment wrappers.
 
-Each wrapper is a frozen pytree; its numbers are leaves unless they change shapes or the program. Wrappers compose in
-any order, under or over an auto-reset, unless documented otherwise.
+Each wrapper is a frozen pytree; its numbers are leaves unless they change shapes or the compiled program. Wrappers can
+be combined in any order, inside or outside an auto-reset, unless documented otherwise.
 """
 
 from jaxrl.core import registry

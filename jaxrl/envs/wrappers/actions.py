@@ -1,4 +1,4 @@
-"""Wrappers of actions."""
+"""Wrappers that change actions."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class StickyActionsState(struct.PyTreeNode):
 
     env: PyTree
     action: PyTree  # the last action that was executed
-    fresh: jax.Array  # bool: no action was executed in this episode yet
+    fresh: jax.Array  # bool: no action has been executed in this episode yet
 
 
 class StickyActions(Wrapper):
@@ -82,7 +82,7 @@ class ActionRepeat(Wrapper):
             else:
                 reward, discount = time_step.reward + before * next_step.reward, before * next_step.discount
                 next_step = next_step.replace(reward=reward, discount=discount)
-            # Also stop at `first`: an environment that resets itself has begun an episode, where the action is void.
+            # Also stop at `first`: an environment that resets itself has begun an episode and ignored the action.
             stop = jnp.all(time_step.last | time_step.first)  # of all agents
             return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None
 

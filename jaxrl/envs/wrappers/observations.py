@@ -1,4 +1,4 @@
-"""Wrappers of observations."""
+"""Wrappers that change observations."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 class FrameStackState(struct.PyTreeNode):
-    """The environment's state and its latest frames."""
+    """The environment's state and its last frames."""
 
     env: PyTree
     frames: PyTree  # the stacked observation
@@ -89,7 +89,7 @@ class _ObservationWrapper(Wrapper):
 
 
 class Hide(_ObservationWrapper):
-    """A wrapper that hides entries of a vector observation, so that an agent must infer them from earlier ones.
+    """A wrapper that hides entries of a vector observation, so that an agent must infer them from the history.
 
     Args:
       env: an environment whose observation space is a `Box` of shape (n,).
@@ -132,7 +132,7 @@ class Hide(_ObservationWrapper):
 
 
 class Flatten(_ObservationWrapper):
-    """A wrapper that flattens observations to a float32 vector: boxes in row-major order, integers one-hot.
+    """A wrapper that flattens observations to a float32 vector: boxes in row-major order, integers as one-hot vectors.
 
     Args:
       env: an environment.

@@ -42,8 +42,8 @@ class RandomParameters(Wrapper):
         environment, and makes it reset itself. Static.
 
     Raises:
-      ConfigError: `draw` is not a function, or `per` is not one of the two values; or, when an episode begins, for the
-        reasons given in `with_parameters`. Training raises the latter before it compiles anything, as an
+      ConfigError: `draw` is not a function, or `per` is not one of the two values; or, when an episode begins,
+        `with_parameters` rejects the sampled values. Training raises the latter before it compiles anything, as an
         `EnvironmentContractError`.
     """
 
@@ -55,7 +55,9 @@ class RandomParameters(Wrapper):
     def __post_init__(self):
         problems = []
         if not callable(self.draw):
-            problems.append(f"RandomParameters(draw={self.draw!r:.80}): draw must be a function from a key to a dict")
+            problems.append(
+                f"RandomParameters(draw={self.draw!r:.80}): draw must be a function that takes a key and returns a dict"
+            )
         if self.per not in _PER:
             problems.append(f"RandomParameters(per={self.per!r:.80}): per must be 'episode' or 'environment'")
         if problems:

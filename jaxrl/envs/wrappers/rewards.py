@@ -1,4 +1,4 @@
-"""Wrappers of rewards. `TimeStep.episode` uses the unmodified rewards."""
+"""Wrappers that change rewards. `TimeStep.episode` uses the unmodified rewards."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxrl.envs.delegate import Wrapper, check_arguments
 
 
 class ClipReward(Wrapper):
-    """A wrapper that clips rewards to [low, high]; the reward of a first time step stays 0.
+    """A wrapper that clips rewards to [low, high]; the reward of an episode's first time step stays 0.
 
     Args:
       env: the environment.
