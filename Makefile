@@ -36,8 +36,8 @@ test-all:  ## Run the tests that CI always runs: the quick tests and test-rest.
 	$(MAKE) test-rest
 
 exhaustive: $(STAMP) $(SUITES) | $(LIBTPU)  ## Run more cases of the tests in test-rest: every algorithm, sampler, page and kind of kill.
-	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(FURTHER)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
-	$(QUICKLY) $(PYTEST) -rs -m "not exact and $(FURTHER)" $(PYTEST_ARGS) || code=1; exit $$code
+	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "$(FURTHER) and exact" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(QUICKLY) $(PYTEST) -rs -m "$(FURTHER) and not exact" $(PYTEST_ARGS) || code=1; exit $$code
 
 test-next: $(NEXT)  ## Run the quick tests with the newest JAX and Gymnasium, in a separate environment, .cache/next.
 	$(QUICKLY) $(patsubst $(BIN)/%,.cache/next/bin/%,$(PYTEST)) $(PYTEST_ARGS)

@@ -33,6 +33,15 @@ def forget_programs_if_many():
         gc.collect()
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files without the mark that `-m` begins with, such as `exact`: to import all files takes minutes."""
+    mark = config.option.markexpr.partition(" ")[0]
+    if mark not in ("exact", "exhaustive", "learning", "endurance") or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return (mark not in text and not (mark == "exhaustive" and "helpers.tiers" in text)) or None
+
+
 def pytest_collection_modifyitems(items):
     """Sort the files that take longest first, those of pages and notebooks: each is run by a single worker.
 
