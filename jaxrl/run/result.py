@@ -114,7 +114,7 @@ class Result:
         rows = [("environment steps", f"{self.total_steps:,}"), ("ended", self.stopped)]
         rows += [] if self.problem is None else [("problem", self.problem)]
         rows += [] if self.evaluation is None else [("last evaluation", repr(self.evaluation))]
-        rows += [("steps a second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
+        rows += [("steps per second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
         rows += [] if self.run_dir is None else [("run directory", str(self.run_dir))]
         title = f"{type(self.algo).__name__} on {self.env.name}"
         found = presentation.as_html(title, [(name, value, "", False) for name, value in rows])

@@ -50,7 +50,7 @@ class TargetProgram:
 
 @dataclasses.dataclass(frozen=True)
 class TargetReport:
-    """The programs of a run on a target.
+    """The programs of a run, compiled for a target.
 
     Attributes:
       target: name of the target.

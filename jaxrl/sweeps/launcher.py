@@ -153,7 +153,7 @@ def launch(
     check_no_pattern(root)
     ownership.check_folder(root, "a sweep")
     if any(map(ownership.folder_kind, (root / "program-0", root / sweep_directory.BEST))):
-        raise RunDirectoryError(f"{root} contains a sweep in one program; use another run_dir (--run-dir)")
+        raise RunDirectoryError(f"{root} contains the results of jaxrl.sweep; use another run_dir (--run-dir)")
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:

@@ -40,7 +40,7 @@ class Actors:
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return one error message for each conflict among these settings and `devices`, the devices of an actor."""
+        """Return one error message for each conflict among these settings and `devices`, the number per actor."""
         found = []
         if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
             found.append("cpus_per_run=0 and gpus_per_run=0 do not limit the number of actors; set max_concurrent")

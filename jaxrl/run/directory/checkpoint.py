@@ -51,7 +51,7 @@ _REPLACED = ".replaced-"  # the old contents of a step that is being replaced
 
 
 class Checkpointer:
-    """A writer of the checkpoints of one run, which keeps the newest few and the best.
+    """A writer of the checkpoints of one run, which keeps the newest ones and the best one.
 
     Only the process that owns a run may use it. To read the checkpoints of a run that another process owns, use
     `restore` and `read_manifest`, which change nothing on disk.
@@ -304,7 +304,7 @@ def restore(
             tried.append(f"{here[candidate]}: {error}")
             continue
         for reason in tried:
-            warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"damaged checkpoint {reason}; using step {candidate} instead", RuntimeWarning, stacklevel=2)
         return state, candidate, record
     raise CheckpointError("no checkpoint can be restored; tried:\n  " + "\n  ".join(tried))
 

@@ -32,7 +32,7 @@ InitFrom = str | os.PathLike | Policy | PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """The arrays from another run that replace newly initialized arrays at the start of a run.
+    """The arrays from another run, policy or learner state that replace newly initialized arrays of a run.
 
     Attributes:
       parent: the entry "parent" of `config.json`, as JSON values.
@@ -152,7 +152,7 @@ def _run_and_step(source):
 
 
 def _acting(algo, shapes) -> ActorState:
-    """Return an actor state whose leaves are their indices among the learner's leaves; -1 for computed leaves."""
+    """Return an actor state whose leaves are indices among the learner's leaves; -1 for computed leaves."""
     found = []
 
     def trace(learner):
@@ -268,7 +268,7 @@ def _problems(acting, theirs, learner, shapes, values):
 
 
 def _names(shapes, values):
-    """Return the names of the copied and of the initialized parts, with one name for a part that is not split."""
+    """Return the names of the largest parts that are entirely copied, and of those that are entirely initialized."""
     numbers = _numbered(shapes)
 
     def divide(name, part):

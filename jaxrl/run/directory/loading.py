@@ -160,7 +160,7 @@ def _described_run(path, algo, env):
 
 @contextlib.contextmanager
 def _described(path):
-    """Convert errors in constructing the objects of config.json to errors that name this file."""
+    """Convert unexpected errors in constructing the objects of config.json to a `ConfigError` that names the file."""
     try:
         yield
     except ConfigError as error:  # shortened, because it may quote the file's contents

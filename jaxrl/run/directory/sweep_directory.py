@@ -210,7 +210,7 @@ def is_search(path: str | os.PathLike) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An ended trial of a search, with its result.
+    """A trial of a search that has ended, with its result.
 
     Attributes:
       settings: the searched and fixed fields of the algorithm; for a saved trial, only the searched fields.

@@ -158,7 +158,7 @@ class Evaluations:
         return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.scores)
 
     def film(self, state: RunState, done: int) -> None:
-        """Write a video of the evaluations' first episode, in the first process; a failure causes a warning."""
+        """Write a video of the first evaluation episode, in the first process; a failure causes a warning."""
         if self.saver.directory is None:
             return
         from jaxrl.run.recording import rendering  # imported late, because most runs have no videos

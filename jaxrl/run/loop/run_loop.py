@@ -460,7 +460,7 @@ class Loop:
         return result
 
     def _advise(self):
-        """Warn if the run did not learn, or if its greedy actions or its last policy are worse than before."""
+        """Warn if the run did not learn, or if evaluations are far below training returns or the best evaluation."""
         settings, spec, rows = self.settings, self.program.layout.spec, self.journal.history
         line = advice.at_end(
             rows,

@@ -83,7 +83,7 @@ def default_episodes(env: Environment | HostRecipe) -> int:
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """Return the number of environments, a multiple of `agents`, and the episodes per environment for `episodes`."""
+    """Return the number of environments, a multiple of `agents`, and the number of episodes in each environment."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
@@ -114,7 +114,7 @@ def evaluate(
     step_timeout: float = STEP_TIMEOUT,
     opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
-    """Evaluate a policy on the same number of complete episodes in every environment, so short ones are not favored.
+    """Evaluate a policy on the same number of complete episodes per environment, so that short ones are not favored.
 
     Args:
       algo: the algorithm, with resolved schedules.
@@ -211,7 +211,7 @@ def _on_devices_of(actor, tree):
 
 
 def _record(scores, timestep):
-    """Return the scores with the episodes that ended at `timestep` added, up to `quota` per environment."""
+    """Add the episodes that ended at `timestep` to `scores`, up to the quota, and return the new scores."""
     returns, lengths, done = scores
     quota, num_envs = returns.shape
     complete = timestep.episode.complete
@@ -280,7 +280,7 @@ _play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 @jax.jit
 def _record_rollout(scores, timesteps):
-    """Return the scores with the episodes added that ended after an action of a rollout."""
+    """Add the episodes that ended after an action of a rollout to `scores`, and return the new scores."""
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 

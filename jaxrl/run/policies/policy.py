@@ -195,7 +195,7 @@ def act_once(
 
 @lru_cache(maxsize=64)
 def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
-    """Return the compiled function of a step for policies with this structure, for one observation or a batch."""
+    """Return the compiled step function of policies with this tree structure, for one observation or a batch."""
 
     @jax.jit
     def step(leaves, observation, memory, first, reward, action_mask, key):

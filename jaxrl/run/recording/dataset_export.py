@@ -111,7 +111,7 @@ def export_minari(
     env_spec: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Write the same episodes of a policy as `export_rlds`, as a Minari dataset.
+    """Write the episodes that `export_rlds` writes for the same arguments, but as a Minari dataset.
 
     Images are stored losslessly. The dataset is available under its id once it is complete and verified. Only
     unfinished episodes, and a few megabytes of other data, are kept in memory.

@@ -88,7 +88,7 @@ def export_replay(
     name = _chosen(sources, replay, type(algo).__name__)
     stored = buffers[sources[name].over or name]
     if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
-        raise ConfigError("the replay buffer is distributed over processes; export it from the run directory")
+        raise ConfigError("the replay buffer is on several processes; export it from the run directory, in one process")
     common = provenance(algo, env, -1 if seed is None else seed)
     empty, length = int(empty_at), rollout_length(algo)
     with RldsWriter(path, env.name) as writer:
