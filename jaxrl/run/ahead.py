@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation: a short training run that fills the persistent cache with all programs.
+"""Ahead-of-time compilation: a short training run that stores all programs in the persistent cache.
 
 It runs the code of `train` with lower limits, so no separate list of programs has to be maintained.
 """
@@ -40,7 +40,7 @@ _LIMITS = LoopLimits(iterations=2, evaluation_steps=24)
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Compiled programs of one function.
+    """The compiled programs of one function.
 
     Attributes:
       name: name of the function.
@@ -95,7 +95,7 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
     if run_dir is not None:
         check_no_pattern(run_dir)
     with _events() as events, _folder(run_dir) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # this run learns nothing and is resumed
+        warnings.simplefilter("ignore", RuntimeWarning)  # this run does not learn, and is resumed
 
         def run(total_steps: int, name: str) -> Result:
             changes: dict[str, Any] = fixed | {"total_steps": total_steps}
@@ -113,7 +113,7 @@ def compile_ahead(settings: RunSettings) -> list[Compiled]:
 
 @contextlib.contextmanager
 def _events() -> Generator[list[tuple[str, float, bool]]]:
-    """Yield a list that collects the compilations of all threads: name, seconds, whether it was a cache miss."""
+    """Yield a list to which the compilations of all threads are added: name, seconds, and whether the cache missed."""
     found, hit = [], threading.local()
 
     def happened(event: str, **_: Any) -> None:
@@ -137,7 +137,7 @@ def _events() -> Generator[list[tuple[str, float, bool]]]:
 
 @contextlib.contextmanager
 def _folder(run_dir: str | Path | None) -> Generator[Path]:
-    """Yield a temporary directory. Several processes share one directory, next to the run directory."""
+    """Yield a temporary directory; several processes share one, which is next to the run directory."""
     beside = None
     if distributed.is_several() and run_dir is not None:
         beside = files.expand(run_dir).absolute().parent

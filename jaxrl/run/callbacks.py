@@ -1,7 +1,7 @@
 """Callbacks, which `train` calls during a run to inspect it, stop it, or change its environment.
 
-`train` calls them at evaluations, at the end and, if it is set, every `callback_every` environment steps. A run that is
-repeated, or killed and resumed, calls them at the same steps.
+`train` calls them at evaluations, at the end and, if `callback_every` is set, at this interval of environment steps. A
+run that is repeated, or killed and resumed, calls them at the same steps.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Moment:
     """The view of a run that a callback receives.
 
     Attributes:
-      step: environment steps so far, over all environments; updates in a run without environments.
+      step: environment steps so far, over all environments; in a run without environments, updates so far.
       total_steps: environment steps of the whole run.
       metrics: the newest value of every metric. Training metrics are means since the last logged row; short runs
         without `log_every` log a row about every second, so their means depend on the machine.
@@ -69,7 +69,7 @@ class Callback(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which the callback's state is saved, unique within a run."""
+        """The name under which the callback's state is saved; it must be unique within a run."""
         ...
 
     def __call__(self, moment: Moment) -> Decision | bool | None:
@@ -159,9 +159,9 @@ class Callbacks:
     def stop_reason(self, moment: Moment, due: bool) -> str | None:
         """Return the reason to stop a resumed run at once, or None.
 
-        This calls the callbacks that stopped the run at this step again. If callbacks are due, it also calls those that
-        are new, and compares the target return, which may have changed. All others were called before the checkpoint
-        was saved.
+        The callbacks that stopped the run at this step are called again. If callbacks are due, new callbacks are also
+        called, and the target return is compared, because it may have changed. All other callbacks were called before
+        the checkpoint was saved.
         """
         states, stopped = self._restored.get("states", {}), self._restored.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
@@ -170,7 +170,7 @@ class Callbacks:
         return next((decision.stop for decision in decisions if decision.stop), None)
 
     def keep(self) -> dict[str, Any]:
-        """Return the state of all callbacks for a checkpoint, JSON values only.
+        """Return the state of all callbacks as JSON values, to be saved in a checkpoint.
 
         Raises:
           ConfigError: a state does not consist of JSON values.
@@ -244,7 +244,7 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
 def run_callbacks(
     callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]], target_return: float | None
 ) -> Callbacks:
-    """Return the callbacks of a run; if `target_return` is set, the first one stops the run when it is reached.
+    """Return the callbacks of a run. If `target_return` is set, the first one stops the run at this mean return.
 
     Raises:
       ConfigError: `callbacks` is not a list of callbacks or functions, or two have the same name.
@@ -294,7 +294,7 @@ def _same_form(who: str, env: Environment | None, new: Environment) -> Environme
 
 
 def _like(old, new):
-    """Return `new` with the dtype and weak type of `old`, because another type would need another program."""
+    """Return `new` with the dtype and weak type of `old`, because a different type would require another program."""
     if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
         return jnp.asarray(type(np.asarray(old).item())(new))
     return jnp.asarray(new, jnp.result_type(old))

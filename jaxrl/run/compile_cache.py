@@ -30,7 +30,7 @@ from jaxrl.parallel.threads import requested
 
 MOST_BYTES = 2 * 2**30  # size limit of a processor's folder; the least recently used entries are deleted first
 _LEAST_FREE_BYTES = 256 * 2**20  # minimum free space on the disk
-_CHECKED = "checked"  # a file whose time is the start of the last check of the entries
+_CHECKED = "checked"  # file whose modification time is the start of the last check of the entries
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
@@ -70,7 +70,7 @@ def keep_compiled_programs() -> Path | None:
             stacklevel=3,
         )
         return None
-    # Without an entry that cannot be read or written, the start only takes longer.
+    # If an entry cannot be read or written, only the start takes longer.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
     # Store small programs too, because every start compiles dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -95,7 +95,7 @@ def keep_apart(*, threads: int) -> None:
 
 
 def programs() -> tuple[int, int]:
-    """Return the number of programs that this process compiled and stored in the cache, and that it loaded from it."""
+    """Return the numbers of programs that this process compiled and stored in the cache, and loaded from the cache."""
     return _events[_COMPILED], _events[_LOADED]
 
 
@@ -167,7 +167,7 @@ def _discard_damaged(folder: Path) -> None:
             break
         _delete(path)
         total -= size
-    began.replace(checked)  # now that all are checked: an interrupted check is made again
+    began.replace(checked)  # only after all entries are checked, so that an interrupted check is repeated
 
 
 def _decompresses(path: Path) -> bool:

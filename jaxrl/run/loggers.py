@@ -1,4 +1,4 @@
-"""Loggers of metrics: JSON lines, from which other parts of jaxrl read, CSV, TensorBoard and Weights & Biases."""
+"""Loggers of metrics to JSON lines (which other parts of jaxrl read), CSV, TensorBoard and Weights & Biases."""
 
 import collections
 import contextlib
@@ -23,8 +23,8 @@ from jaxrl.run.directory.run_directory import check_below
 from jaxrl.run.directory.run_status import is_number
 
 _MOST_WAITING = 10_000  # maximum number of rows that wait for a failing logger
-_LONGEST_PAUSE = 64  # maximum number of rows between two attempts
-_MOST_REFUSALS = 5  # after this many failed attempts in a row, an attempt tries this many rows instead of one
+_LONGEST_PAUSE = 64  # maximum number of new rows between two attempts to write
+_MOST_REFUSALS = 5  # after this many failures in a row, each attempt tries this many rows instead of only one
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
 WANDB_ID = "wandb_run.json"  # file in a run directory
@@ -32,7 +32,7 @@ WANDB_ID = "wandb_run.json"  # file in a run directory
 
 @runtime_checkable
 class Logger(Protocol):
-    """A logger of scalar metrics; steps are ascending, except for evaluations that run in a thread."""
+    """The interface of a logger of scalar metrics. Steps are ascending, except those of evaluations in a thread."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -40,7 +40,7 @@ class Logger(Protocol):
 
 @runtime_checkable
 class VideoLogger(Logger, Protocol):
-    """A logger that also accepts the videos of `video_every`."""
+    """A logger that also accepts videos, which `train(video_every=...)` writes."""
 
     def show(self, step: int, video: Path) -> None: ...
 
@@ -77,14 +77,14 @@ class JSONLLogger:
                 written += os.write(self._file.fileno(), line[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fileno(), end)  # remove the partial line, which will be written again
+                os.ftruncate(self._file.fileno(), end)  # remove the partial line, which is written again later
             raise
 
     def close(self) -> None:
         self._file.close()
 
     def _clean(self, last: float) -> None:
-        """Delete incomplete rows and those after step `last`, atomically."""
+        """Delete incomplete rows and the rows after step `last`, atomically."""
         if not self.path.is_file():
             return
         if not ownership.is_own(self.path, "rows"):
@@ -100,7 +100,7 @@ class JSONLLogger:
 
 
 class CSVLogger:
-    """A logger that converts a `metrics.jsonl` to a table with one column per metric.
+    """A logger that converts a `metrics.jsonl` file to a CSV table with one column per metric.
 
     Because new columns may appear at any time, the table is rewritten, atomically, when the number of rows has doubled
     and at the end.
@@ -117,20 +117,20 @@ class CSVLogger:
             self.close()
 
     def close(self) -> None:
-        if self._source.exists():  # otherwise, its directory was deleted
+        if self._source.exists():  # otherwise, the run directory was deleted
             write_csv(self.path, read_metrics(self._source))
 
 
 class TensorBoardLogger:
     """A logger that writes TensorBoard events, built from the protobuf messages of tensorboardX.
 
-    It does not use tensorboardX's SummaryWriter: the `flush` of that class does not wait for queued rows, and if the
-    disk is full, its thread ends and further writes block.
+    It does not use tensorboardX's SummaryWriter, whose `flush` does not wait for queued rows, and whose thread ends if
+    the disk is full, so that further writes block.
 
     Args:
       directory: the directory of the event files.
       resumed_at: the step at which a resumed run starts; the viewer hides events of earlier sessions after this step.
-      config: configuration of the run; its numbers and strings are the hyperparameters in the viewer.
+      config: configuration of the run, whose numbers and strings are shown as hyperparameters.
     """
 
     def __init__(
@@ -170,18 +170,18 @@ class TensorBoardLogger:
             if first:
                 file.path.unlink(missing_ok=True)
             raise
-        self._file, self._purge = file, None  # another purge would hide rows that were written since
+        self._file, self._purge = file, None  # a second purge would hide the rows written since
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
     def _opened(self) -> TfRecordWriter:
-        """Return a new file that contains the events that precede the first row."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
+        """Open a new event file, and write the events that precede the first row of metrics."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # as above
 
         self._directory.mkdir(exist_ok=True)
-        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # a name's time is in whole seconds
+        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # names are unique within a second
         now = time.time()
         path = self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}"
         file = TfRecordWriter(path)
@@ -197,13 +197,13 @@ class TensorBoardLogger:
 
 def _event(step: int, values: Sequence[Any]) -> bytes:
     from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]  # made at run time
-    from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # likewise
+    from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # made at run time
 
     return Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString()
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the summaries for TensorBoard's hyperparameter page: the settings, and the metrics to compare."""
+    """Return the summaries for TensorBoard's hyperparameter page, which lists the settings and the compared metrics."""
     from flax.traverse_util import flatten_dict
     from tensorboardX import summary
 
@@ -215,19 +215,19 @@ def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 class WandbLogger:
-    """A logger that writes to a run of Weights & Biases, independent of other open runs.
+    """A logger to a Weights & Biases run, which is independent of other open runs.
 
     A resumed training run continues the Weights & Biases run with the same `run_id`.
 
     Args:
       project, config, name: as in `wandb.init`.
       directory: the run directory, for wandb's files and, unless `run_id` is passed, the run's id.
-      run_id: id of the Weights & Biases run to continue, if it exists; None: the id saved in `directory`.
+      run_id: id of the Weights & Biases run, which is continued if it exists; None: the id saved in `directory`.
       resume: whether to continue the run whose id is saved in `directory`.
 
     Raises:
       MissingExtraError: wandb is not installed.
-      RunDirectoryError: the folder `wandb` in the directory is a link.
+      RunDirectoryError: the folder `wandb` in the directory is a symbolic link.
     """
 
     _by_id: ClassVar[dict[str, "WandbLogger"]] = {}  # the last logger with each id
@@ -278,7 +278,7 @@ class WandbLogger:
         self._run.log({"step": step, "video": wandb.Video(str(video), format="gif")})
 
     def _keep_id(self):
-        """Save the id at the first row, when the run has begun and owns the directory."""
+        """Save the id with the first row, because the run owns its directory only once it has begun."""
         if self._to_keep is not None:
             files.write_json(self._to_keep, {"id": self._id})
             self._to_keep = None
@@ -297,11 +297,11 @@ def _saved_id(path: Path) -> str | None:
 
 
 class Loggers:
-    """A logger that writes to several others. A failing logger causes one warning, and training continues.
+    """A logger that passes metrics to several loggers. A failing logger causes one warning, and training continues.
 
     Up to a limit, the rows of a failing logger are kept until it works again; beyond the limit, the oldest rows are
-    lost. A row that the logger repeatedly rejects is lost when it accepts a later one. A warning at the end reports the
-    number of lost rows.
+    lost. A row that a logger repeatedly rejects is lost as soon as the logger accepts a later row. A warning at the end
+    reports the number of lost rows.
     """
 
     def __init__(self, loggers: Sequence[Logger]):
@@ -332,7 +332,7 @@ class Loggers:
 
 
 class _Outlet:
-    """A logger with the rows that it has not written yet."""
+    """A logger, and the queue of rows that it has not written yet."""
 
     def __init__(self, logger: Logger):
         self.logger = logger
@@ -371,7 +371,7 @@ class _Outlet:
                 self.logger.write(*self._waiting[refused])
             except Exception as error:
                 refused += 1
-                # On a full disk, stop at the first row: a shorter row may fit, but the long one may fit later.
+                # On a full disk, stop at the first row: skipping it for a shorter row that fits would lose it.
                 if refused >= min(most, len(self._waiting)) or getattr(error, "errno", None) in _FULL:
                     raise
             else:
@@ -395,7 +395,7 @@ class _Outlet:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the rows of a `metrics.jsonl`, without incomplete lines and values that are not numbers.
+    """Return the rows of a `metrics.jsonl` file, without incomplete lines and without values that are not numbers.
 
     The list is empty if the file does not exist.
 
@@ -419,7 +419,7 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line with its row, or with None if it is not a valid row; overlong lines are yielded in pieces."""
+    """Yield each line and the row in it, or None if it is not a valid row; overlong lines are yielded in pieces."""
     with files.open_to_read(path) as file:
         begins = True
         while line := file.readline(_LONGEST_LINE):

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def named(paths: Sequence[str | os.PathLike]) -> list[tuple[str | os.PathLike, str]]:
-    """Return each directory once, with a unique name."""
+    """Return pairs (path, unique name), without directories that are listed twice."""
     found = {_resolved(path): path for path in paths}
     return list(zip(found.values(), unique_names([path.parts for path in found], "/"), strict=True))
 
 
 def _resolved(path):
     path = files.expand(path)
-    with contextlib.suppress(ValueError):  # not a valid file name; reading it raises the error
+    with contextlib.suppress(ValueError):  # not a valid file name; the error is raised when it is read
         path = path.resolve()
     return path
 
@@ -48,7 +48,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def read_runs(path: str | os.PathLike, name: str) -> list[Run]:
-    """Return the run in a run directory, or all runs of a sweep, named `name`.
+    """Return the run in a run directory, or all runs in the directory of a sweep, with the name `name`.
 
     Raises:
       RunDirectoryError: `path` is neither a run directory nor the directory of a sweep.
@@ -68,7 +68,7 @@ def as_run(
 ) -> Run:
     """Return a run for plotting, without settings that may differ between seeds or when a run is resumed."""
     identity = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
-    if isinstance(topology := identity.get("topology"), Mapping):  # other devices change only rounding
+    if isinstance(topology := identity.get("topology"), Mapping):  # the devices affect only rounding
         identity["topology"] = {key: value for key, value in topology.items() if key != "devices"}
     seed = config.get("seed")
     return Run(name, identity, rows, seed if type(seed) is int else None, place or object(), member)

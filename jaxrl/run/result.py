@@ -48,19 +48,19 @@ class Result:
     """The result of a training run.
 
     Attributes:
-      state: the whole state of the run after the last good chunk.
-      metrics: a row every `log_every` steps, and at evaluations and saves, with the entries "step", "train/...",
+      state: the complete state of the run after the last chunk with finite values.
+      metrics: a row every `log_every` steps, and at evaluations and checkpoints, with the entries "step", "train/...",
         "update/..." and, for an evaluation, "evaluation/...".
       evaluation: the last evaluation, or None if the run stopped before the first.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
         the run directory was deleted), or the stop reason of a callback.
-      problem: the values that were not finite, or the error of saving, if this stopped the run; otherwise None.
+      problem: a description of the values that were not finite, or the saving error, that stopped the run; else None.
       total_steps: environment steps so far, over all environments.
       steps_per_second: environment steps per second in the compiled loop, without compiling, evaluating and saving.
-      wall_seconds: seconds of this call of `train`; for a resumed run, those of this session.
-      seconds: the same seconds by part (`jaxrl.run.loop.timing.PARTS`), in addition to the import time of a command.
+      wall_seconds: duration of this call of `train` in seconds, without earlier sessions of a resumed run.
+      seconds: `wall_seconds` divided by part (`jaxrl.run.loop.timing.PARTS`), and the import time of a command.
       session_steps: environment steps of this session.
-      earlier_seconds: seconds of the earlier sessions, up to their last metrics.
+      earlier_seconds: duration of the earlier sessions in seconds, up to their last row of metrics.
       config: the contents of `config.json`, with `total_steps` rounded up to whole iterations.
       callbacks: the state of the callbacks, as in checkpoints.
     """
@@ -110,11 +110,11 @@ class Result:
         }
 
     def _repr_html_(self) -> str:
-        """Return a table and the learning curve, for notebooks."""
+        """Return a table and the learning curve as HTML, which notebooks display."""
         rows = [("environment steps", f"{self.total_steps:,}"), ("ended", self.stopped)]
         rows += [] if self.problem is None else [("problem", self.problem)]
         rows += [] if self.evaluation is None else [("last evaluation", repr(self.evaluation))]
-        rows += [("steps a second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
+        rows += [("steps per second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
         rows += [] if self.run_dir is None else [("run directory", str(self.run_dir))]
         title = f"{type(self.algo).__name__} on {self.env.name}"
         found = presentation.as_html(title, [(name, value, "", False) for name, value in rows])
@@ -124,7 +124,7 @@ class Result:
         return f'{found}\n<img alt="learning curve" src="data:image/png;base64,{picture}">'
 
     def __reduce__(self) -> tuple[Any, ...]:
-        instead = "result.save(path), and jaxrl.load(path) in the other process"
+        instead = "use result.save(path), and jaxrl.load(path) in the other process"
         return _unpickled, (dumped(repr(self), vars(self), instead),)
 
     def __copy__(self) -> "Result":
@@ -201,7 +201,7 @@ class Result:
 
 
 def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
-    """Delete the rows of a run directory that are later than `step`, and return its loggers."""
+    """Delete the metrics of a run directory after `step`, and return the loggers of its files."""
     truth = JSONLLogger(directory.metrics_jsonl, last=step)
     resumed_at = step if directory.resumed else None
     tensorboard = TensorBoardLogger(directory.path / "tensorboard", resumed_at=resumed_at, config=directory.config)
@@ -216,7 +216,7 @@ def _unpickled(data: bytes) -> Result:
 def opened(
     path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
-    """Open a run directory, which the first process locks, and its `Checkpointer` with the arguments `settings`."""
+    """Open and lock a run directory in the first process, and yield it with its `Checkpointer(**settings)`."""
     path = files.expand(path)
     with contextlib.ExitStack() as stack:
         directory = None
@@ -242,7 +242,7 @@ def policy_at(algo, learner, progress):
 
 
 def origin() -> dict[str, str]:
-    """Return the command, the machine and the versions of this process."""
+    """Return the command and the machine of this process, and the versions of jaxrl, JAX and Python."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     name = Path(sys.argv[0]).name
     return {

@@ -32,7 +32,7 @@ from jaxrl.run.recording.recorder import Record
 _DATASET_FRACTION = 0.5  # default fraction of every batch
 # Names of the maximum episode length among the parameters of environments and `TimeLimit`.
 _TIME_LIMITS = ("max_steps_in_episode", "time_limit", "episode_length", "max_steps", "max_timesteps")
-_DEAR = 10  # multiple of the training steps above which the steps of evaluations are reported
+_DEAR = 10  # report evaluations that may take more than this multiple of the training steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +75,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "RunSettings":
-        """Return the settings among a function's arguments."""
+        """Create settings from a function's arguments; arguments that are not settings are ignored."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
@@ -116,7 +116,7 @@ class RunSettings:
     def prepared(self) -> "RunSettings":
         """Return the settings with names resolved to objects and a topology chosen.
 
-        Offline, `env` is the environment that the data comes from.
+        For offline training, `env` is the environment that the data comes from.
 
         Raises:
           ConfigError: settings are invalid or incompatible; the message lists all problems.
@@ -163,7 +163,7 @@ class RunSettings:
         return self.replace(**changes)
 
     def resolved(self) -> "RunSettings":
-        """Return prepared settings with the defaults that depend on the environment.
+        """Return the prepared settings, with the defaults that depend on the environment filled in.
 
         Raises:
           ConfigError: settings are incompatible; the message lists all problems.
@@ -178,7 +178,7 @@ class RunSettings:
         return self.replace(algo=algo, topology=topology, evaluation_episodes=episodes)
 
     def _kind_problems(self):
-        """Return one line for each setting of a type that `train` does not accept."""
+        """Return one error message for each setting whose type `train` does not accept."""
         problems = []
         if self.target_return is not None:
             problems += number_problems("target_return", self.target_return)
@@ -192,7 +192,7 @@ class RunSettings:
 
 
 def _resolved_fraction(fraction, algo, dataset, offline):
-    """Return the dataset's fraction of every replay batch, and one line for each problem with it."""
+    """Return the dataset's fraction of every replay batch, and a list of error messages about it."""
     separate, problems = has_separate_dataset(algo), []
     if fraction is not None and (offline or not dataset):
         lacking = "environment" if dataset else "dataset"
@@ -205,7 +205,7 @@ def _resolved_fraction(fraction, algo, dataset, offline):
 
 
 def _instance_problems(env, played, topology, video_every):
-    """Return one line for each problem with an environment that was passed as a single instance."""
+    """Return error messages about environments that were passed as single instances."""
     trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
     problems = []
     if trained is not None:
@@ -216,7 +216,7 @@ def _instance_problems(env, played, topology, video_every):
         if not topology.in_process:
             problems.append(f"remote: {one} in another process; {fix}")
         if evaluated is not None and evaluated.unwrapped is trained.unwrapped:
-            problems.append(f"{one}, but evaluation needs its own; pass eval_env=, or {fix.partition(' ')[2]}")
+            problems.append(f"{one}, but evaluation needs another one; pass eval_env=, or {fix.partition(' ')[2]}")
     if evaluated is not None and video_every is not None:
         problems.append(
             f"video_every={video_every}: {played.name} is a single environment, but videos need another; pass a class"
@@ -225,7 +225,7 @@ def _instance_problems(env, played, topology, video_every):
 
 
 def _recording_problems(record, topology):
-    """Return one line for each problem with recording the episodes of a run."""
+    """Return error messages about recording the episodes of a run."""
     if record is None or topology.batch_envs == topology.num_envs:
         return []
     some = f"{topology.batch_envs} of the {topology.num_envs} environments"
@@ -234,7 +234,7 @@ def _recording_problems(record, topology):
 
 
 def _resource_problems(resources, topology, env, async_evaluation):
-    """Return one line for each problem with `resources` in this run."""
+    """Return error messages about `resources` in this run."""
     if resources is None:
         return []
     if not isinstance(resources, Resources):
@@ -256,7 +256,7 @@ def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
 
 
 def _evaluation_cost(settings):
-    """Return one line if evaluations may take many times as many steps as training; otherwise, no lines."""
+    """Return one line if evaluations may take many times the steps of training; otherwise, an empty list."""
     known = envs.parameters(settings.eval_env) if isinstance(settings.eval_env, Environment) else {}
     limit = min((int(np.max(known[name])) for name in _TIME_LIMITS if name in known), default=0)
     every, total = settings.evaluate_every, settings.total_steps

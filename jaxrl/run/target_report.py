@@ -23,7 +23,7 @@ class TargetProgram:
       name: "start", "chunk" or "evaluation".
       seconds: compile time on this machine.
       argument_bytes, output_bytes, temp_bytes: memory on one device.
-      code_bytes: size of the program itself.
+      code_bytes: size of the program code.
       peak_bytes: total memory on one device; an output that reuses the memory of an argument counts once.
       flops, bytes_accessed: as counted by the compiler, which counts a loop of unknown length once; None if not
         reported.
@@ -50,13 +50,13 @@ class TargetProgram:
 
 @dataclasses.dataclass(frozen=True)
 class TargetReport:
-    """The programs of a run on a target.
+    """The programs of a run, compiled for a target.
 
     Attributes:
       target: name of the target.
-      device_kind: kind of its devices, as named by JAX.
+      device_kind: JAX's name for the kind of the target's devices.
       devices: number of devices that the run uses.
-      device_memory: bytes of one device.
+      device_memory: memory of one device, in bytes.
       steps_per_iteration: environment steps per iteration, over all devices and runs.
       programs: the programs, in the order in which a run needs them.
     """
@@ -88,7 +88,7 @@ class TargetReport:
 
 
 def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.Compiled]) -> TargetProgram:
-    """Compile a program, and return its memory, work and kernels.
+    """Compile a program, and return its memory, FLOPs and kernels.
 
     Args:
       target: the target to compile for.
@@ -124,7 +124,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
 
 @contextlib.contextmanager
 def _uncached() -> Generator[None]:
-    """Disable writes to the persistent cache, which cannot read programs for absent devices."""
+    """Disable writes to the persistent cache, because JAX cannot load cached programs for absent devices."""
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:

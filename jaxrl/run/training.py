@@ -100,17 +100,17 @@ def train(
         of transitions (DQN, SAC), else 8.
       run_dir: directory for the configuration, metrics, checkpoints and the result; None: nothing is written.
       overwrite: delete the run in `run_dir`, and start again.
-      log_every: environment steps between rows of training metrics, in whole iterations; None: a fifteenth to a
+      log_every: environment steps between rows of training metrics, rounded to iterations; None: a fifteenth to a
         fiftieth of the run, or about a second in runs of fewer than a hundred iterations. Rows are also written at
         evaluations, checkpoints and calls of callbacks.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 for host environments.
       eval_env: another environment for evaluations, in the same forms as `env`. Its observations and actions must have
         the same shapes and types as those of `env`, while bounds, parameters and time limits may differ.
-      explore_in_evaluation: sample actions as in training instead of taking the best.
+      explore_in_evaluation: sample actions as in training instead of taking the best ones.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
         The result of an evaluation is available, and compared with `target_return`, at the next evaluation.
-      target_return: mean return of an evaluation at which the run stops.
+      target_return: stop the run when the mean return of an evaluation is at least this value.
       callbacks: functions of a `Moment`, or objects with state (`jaxrl.run.callbacks`), called at evaluations and at
         the end. They may stop the run or change the environment's parameters.
       callback_every: environment steps between additional calls of the callbacks; None: no additional calls.
@@ -118,14 +118,14 @@ def train(
       keep: number of the newest checkpoints to keep, in addition to the best one.
       save_replay: whether checkpoints include replay buffers. Without them, checkpoints are smaller, but a resumed run
         differs from an uninterrupted one: it collects `min_size` transitions again before it learns.
-      record: directory for the training episodes as RLDS datasets, or a `Record` to select some of the episodes.
+      record: directory to which training episodes are written as RLDS datasets, or a `Record` to select episodes.
       video_every: environment steps between videos of one episode, written to `run_dir` as by `jaxrl.render`.
       loggers: further loggers of metrics; with several processes, only those of the first are used.
       resources: processor cores of learner, actor threads, environments and evaluator, and memory of worker processes
         (Linux); the results do not depend on them. None: all parts use all cores.
       deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process. This is slower,
         because programs are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic.
-        XLA reads this when JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
+        XLA reads this when JAX starts: in Python, call `train` before any other use of JAX, or set XLA_FLAGS.
       progress: show a progress bar.
 
     Returns:
@@ -216,7 +216,7 @@ def _check_same(settings):
     """Check that all processes have the same settings.
 
     Raises:
-      ConfigError: they differ.
+      ConfigError: the settings differ.
     """
     names = ("checkpoint_every", "target_return", "dataset_fraction", "async_evaluation", "video_every", "log_every")
     others = {name: getattr(settings, name) for name in names}

@@ -1,4 +1,4 @@
-"""Compilation of runs and sweeps for accelerators that need not be attached to this machine."""
+"""Compilation of runs and sweeps for accelerators, which need not be attached to this machine."""
 
 import dataclasses
 from functools import partial
@@ -36,7 +36,7 @@ def compile_for(
     runs: int | None = None,
     evaluation_episodes: int | None = None,
 ) -> TargetReport:
-    """Compile a run for accelerators that need not be attached, and report on the programs.
+    """Compile a run for accelerators, which need not be attached, and return a report on its programs.
 
         print(jaxrl.compile_for("v5e:4x4", "ppo", "gymnax:CartPole-v1", num_envs=2048))
 
@@ -54,8 +54,8 @@ def compile_for(
       A report on the memory, work, kernels and collectives of each program.
 
     Raises:
-      ConfigError: lists all invalid settings; or the compiler for the target is not installed, or a program does not
-        fit.
+      ConfigError: settings are invalid (the message lists all of them), the compiler for the target is not installed,
+        or a program does not fit in memory.
     """
     topology = Anakin(num_envs, devices=devices)
     settings = RunSettings(
@@ -73,7 +73,7 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
       runs: as in `compile_for`.
 
     Raises:
-      ConfigError: the settings are invalid, the run is not one compiled program, or a program does not fit.
+      ConfigError: the settings are invalid, the run is not one compiled program, or a program does not fit in memory.
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices

@@ -28,7 +28,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform:
-    """A distribution between two positive numbers whose logarithm is uniform."""
+    """A log-uniform distribution between two positive numbers."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class LogUniform:
 
 
 Distribution = Uniform | LogUniform
-COUNT = {"low": 1}  # limits of an argument that is a count
+COUNT = {"low": 1}  # limits of arguments that are counts
 MOST_TRIALS = 20_000  # maximum number in a search; limited by the file size and by the time that Optuna takes to choose
 _LISTS = (list, tuple, np.ndarray, range)
 _MOST_SEEDS = 1 << 16
@@ -64,7 +64,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def range_problems(name: str, values: Any) -> list[str]:
-    """Return at most one error line: if `values` is an empty list, or a distribution that cannot be sampled."""
+    """Return a list that contains an error message if `values` is an empty list or an invalid distribution."""
     if isinstance(values, Distribution):
         logarithmic = isinstance(values, LogUniform)
         ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
@@ -75,7 +75,7 @@ def range_problems(name: str, values: Any) -> list[str]:
 
 
 def _repeated(name: str, values: list[Any]) -> list[str]:
-    """Return one error line per value that occurs more than once, since its run would be counted twice."""
+    """Return one error message for each value that occurs twice, because its run would be counted twice."""
     counts = collections.Counter(text(value) for value in values)
     return [f"{name}: {found} occurs {count} times; list it once" for found, count in counts.items() if count > 1]
 

@@ -1,4 +1,4 @@
-"""Reports on runs, sweeps and searches: a single HTML file without scripts that works offline."""
+"""Reports on runs, sweeps and searches as single HTML files without scripts, which work offline."""
 
 import base64
 import html
@@ -24,8 +24,8 @@ from jaxrl.sweeps.tables import short, significant
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
-_MOST_ROWS = 200  # rows of a table
-_MOST_CURVES = 12  # curves of a picture
+_MOST_ROWS = 200  # maximum number of rows in a table
+_MOST_CURVES = 12  # maximum number of curves in a plot
 _LEAST_CONFIGURATIONS = 4  # minimum number for the importance of settings
 _TEXTS = ("configuration", "settings", "task", "ended", "machine", "versions")  # columns that are not numbers
 _STYLE = """
@@ -39,7 +39,7 @@ meter { width: 12em; }
 .note { color: #555; font-size: 13px; }
 code { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
-# With this policy, browsers load and run nothing, whatever the page contains.
+# With this policy, browsers neither load nor run anything, whatever the page contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -49,7 +49,7 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     Each algorithm and environment, and each search and population, has a section with a table of configurations and
     their scores, learning curves, and, if settings differ, the importance of the settings and a plot with parallel
     coordinates. The last section lists the runs with their commands, machines and versions. Everything read from files
-    is shown as text, and the page forbids browsers to load or run anything.
+    is shown as text, and a content security policy keeps browsers from loading or running anything.
 
     Args:
       runs: directories of runs, sweeps and searches, or a single directory.
@@ -60,7 +60,7 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
 
     Raises:
       ConfigError: there are no runs, `out` does not end in .html, or it exists and is not a report.
-      RunDirectoryError: a path is not such a directory.
+      RunDirectoryError: a path is not the directory of a run, a sweep or a search.
     """
     out = files.expand(out)
     if out.suffix.lower() not in (".html", ".htm") or out.is_dir():
@@ -110,7 +110,7 @@ def _family(name: str, members: Sequence[Record]) -> list[str]:
         if len(members) > 1:
             scores = [member.score for member in members]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
-    elif drawn:  # in the order of `jaxrl plot`, which determines the colors
+    elif drawn:  # in the same order as in `jaxrl plot`, so that the colors are the same
         best = [member for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
         parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
@@ -139,7 +139,7 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
 
 
 def _configurations(middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]) -> dict[str, list[str]]:
-    """Return the columns of the table of configurations, which has an interquartile mean and its interval per row."""
+    """Return the columns of the table of configurations, with an interquartile mean and its interval in each row."""
     columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
     columns["95 % interval"] = [interval for _, interval in middles]
     scores = [_finite(member.score for member in group) for group in groups]
@@ -168,7 +168,7 @@ def _finite(values: Iterable[float]) -> np.ndarray:
 
 
 def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
-    """Return the interquartile mean of the scores, and its interval as text; failed runs count as `lowest`."""
+    """Return the interquartile mean of the scores, and its interval as text; the score of failed runs is `lowest`."""
     scores = [member.score for member in group if member.ended != "pruned"]
     scores = _finite(score if np.isfinite(score) else lowest for score in scores)
     if len(scores) < 2:
@@ -178,7 +178,7 @@ def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
-    """Return a table of all runs, the values that they share, and the commands that started them, as HTML."""
+    """Return a table of all runs, the values that all runs share, and the commands that started them, as HTML."""
     rows, commands = [], {}
     for record in records:
         origin = record.result.get("origin")
@@ -232,5 +232,5 @@ def _text(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return untrusted text as HTML."""
+    """Return untrusted text escaped for HTML."""
     return html.escape(files.escape_for_terminal(text))

@@ -41,8 +41,8 @@ _ENDED = ("finished", "target_return")
 class Experiments(SweepResult):
     """The results of a sweep whose runs have separate directories.
 
-    `returns` has one entry per run, the mean of its final evaluation. `learners` is empty; read the policies from the
-    run directories with `jaxrl.load`.
+    `returns` has one entry per run, the mean return of its final evaluation. `learners` is empty; load the policies
+    from the run directories with `jaxrl.load`.
 
     Attributes:
       run_dirs: the run directories of each configuration, in the order of its seeds.
@@ -100,7 +100,7 @@ def launch(
     progress: bool = True,
     **space: Any,
 ) -> Experiments:
-    """Train every configuration with every seed in a separate process; Ray runs as many at once as resources allow.
+    """Train every configuration with every seed in a separate process; Ray runs as many processes as resources allow.
 
     Each process calls `jaxrl.train`. Runs that have ended are not repeated, and interrupted runs resume from their
     checkpoints.
@@ -109,8 +109,8 @@ def launch(
       algo, env, num_envs, topology: settings of every run; host environments are supported. Defaults of the topology
         depend on `algo`, not on changes in `space`.
       total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
-      run_dir: parent of the run directories, on storage shared by all machines; also for the final curves, table and
-        plot, as written by `SweepResult.save`.
+      run_dir: parent of the run directories, on storage shared by all machines. The final curves, table and plot are
+        also written to it, as by `SweepResult.save`.
       seeds: number of seeds, starting from 0; or a list of seeds.
       num_samples: number of random samples of the settings; None: every combination of their values.
       search_seed: seed of the random samples.
@@ -118,19 +118,19 @@ def launch(
       gpus_per_run: GPUs that Ray reserves for each run; 0: the run uses the CPU.
       restarts: number of times that a run resumes after its process or machine was lost.
       address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
-      resources: CPU cores and memory of the parts of each run (Linux). Ray only counts CPUs; a run with its own cores,
-        such as resources:own_cores=2, does not use the cores of other runs.
+      resources: CPU cores and memory of the parts of each run (Linux). Ray counts CPUs but does not assign cores; with
+        reserved cores, such as resources:own_cores=2, runs do not share cores.
       points: number of points of the curves.
       evaluation_episodes, explore_in_evaluation: settings of every run's evaluations, as for `jaxrl.train`.
       progress: show a progress bar of the runs.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`.
 
     Returns:
-      The results; a run that raised is marked as failed, without affecting others.
+      The results; a run that raised an error is marked as failed and does not affect the others.
 
     Raises:
-      ConfigError: settings are invalid, which is reported before anything is launched; or a run needs more resources
-        than the cluster has.
+      ConfigError: settings are invalid (checked before any run is launched), or a run needs more resources than the
+        cluster has.
       RunDirectoryError: a directory contains something else, is a link, or contains a file that jaxrl did not write but
         whose name it uses.
     """
@@ -138,14 +138,14 @@ def launch(
     run = RunSettings.of(locals()).prepared()
     if host_types.only_instance(run.env) is not None:
         raise ConfigError(
-            f"{run.env.name} is a single environment, but every run needs its own; pass its class or a function"
+            f"{run.env.name} is a single environment, but every run needs a separate one; pass its class or a function"
         )
     seeds = checked_seeds(seeds)
     settings = configurations(num_samples, space, search_seed)
     topology = run.topology.resolve(run.algo, num_agents(run.env))
     run = run.replace(topology=topology, num_envs=None, progress=False)
     runs = [run.replace(algo=replace(run.algo, **setting)).resolved() for setting in settings]
-    configs = []  # as `train` will write them
+    configs = []  # as `train` writes them
     for one in runs:
         shards = one.topology.bind(one.algo, one.env).layout.shards
         configs.append(one.replace(topology=dataclasses.replace(one.topology, shards=shards)).config() | {"seed": None})
@@ -153,7 +153,7 @@ def launch(
     check_no_pattern(root)
     ownership.check_folder(root, "a sweep")
     if any(map(ownership.folder_kind, (root / "program-0", root / sweep_directory.BEST))):
-        raise RunDirectoryError(f"{root} contains a sweep in one program; use another run_dir (--run-dir)")
+        raise RunDirectoryError(f"{root} contains the results of jaxrl.sweep; use another run_dir (--run-dir)")
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
@@ -215,7 +215,7 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
 
 
 def _experiment(settings: RunSettings, gpu: bool) -> str | None:
-    """Train one run in this process; return the error, or None."""
+    """Train one run in this process; return its error as text, or None."""
     if not gpu:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -237,8 +237,8 @@ def _name(setting: Mapping[str, Any]) -> str:
 def _ended(run_dir, config) -> bool:
     """Return whether the run with this configuration has ended and was evaluated as configured.
 
-    If it has not, the caller runs `train`, which raises an error that names the differences if the directory has
-    another run, and only evaluates again if nothing but the evaluation differs.
+    Otherwise, the caller runs `train`, which raises an error that names the differences if the directory contains
+    another run, and only evaluates again if only the evaluation differs.
     """
     record = run_status.read_result(run_dir)
     if record.get("stopped") not in _ENDED:

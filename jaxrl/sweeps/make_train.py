@@ -1,4 +1,4 @@
-"""Training runs as pure functions and as single compiled programs."""
+"""Training runs as pure functions, which compile to single programs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,10 +35,10 @@ def make_train(
         train = jax.jit(jax.vmap(jaxrl.make_train(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=500_000)))
         state, metrics = train(jax.random.split(jax.random.key(0), 16))
 
-    `algo` may contain tracers, so a function of a learning rate can build its own run. Every run uses one device; use
-    `jaxrl.sweep` for several devices. Under `vmap`, each run equals the single run with the same key up to rounding,
-    not bit for bit (observed with PPO and SAC: batched products round differently). A run with a replay buffer in host
-    memory can be compiled, but not mapped.
+    `algo` may contain tracers, so a function of the learning rate can construct and train a run. Every run uses one
+    device; use `jaxrl.sweep` for several devices. Under `vmap`, each run equals the single run with the same key up to
+    rounding, not bit for bit (batched matrix products of PPO and SAC round differently). A run with a replay buffer in
+    host memory can be compiled, but `vmap` does not support it.
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
@@ -49,14 +49,14 @@ def make_train(
       A function `key -> (state, metrics)`; each metric has one entry per iteration, NaN if no episode ended in it.
 
     Raises:
-      ConfigError: lists all invalid settings.
+      ConfigError: settings are invalid; the message lists all of them.
     """
     return partial(_run, bind_run(RunSettings.of(locals())))
 
 
 def _run(run, key):
-    # The compiler would fold constants, with different rounding. The barrier prevents this, so that the run equals
-    # those of `train` and `sweep` bit for bit.
+    # The compiler would fold constants, which rounds differently. The barrier prevents this, so that the run equals the
+    # same run of `train` and `sweep` bit for bit.
     algo, env, total_steps_per_env = jax.lax.optimization_barrier(
         (
             jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), run.algo),
@@ -69,7 +69,7 @@ def _run(run, key):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledRun:
-    """A run as one compiled program.
+    """A training run as one compiled program.
 
     Attributes:
       settings: the resolved settings, for one device.
@@ -88,7 +88,7 @@ class CompiledRun:
 
     @property
     def total_steps_per_env(self) -> int:
-        """Steps of each environment in the whole run."""
+        """The number of steps of each environment in the whole run."""
         return self.iterations * rollout_length(self.algo)
 
     def steps(self, points: int) -> list[int]:
@@ -96,7 +96,7 @@ class CompiledRun:
         return [self.rows * (self.iterations * point // points) for point in range(1, points + 1)]
 
     def config(self, seed: int | None) -> dict[str, Any]:
-        """Return the contents of `config.json` for the run with this seed; None leaves the seed open."""
+        """Return the contents of `config.json` for the run with this seed, or for all seeds if it is None."""
         topology = dataclasses.replace(self.settings.topology, shards=self.program.layout.shards)
         return self.settings.replace(topology=topology).config() | {"seed": seed}
 
@@ -105,7 +105,7 @@ def bind_run(settings: RunSettings) -> CompiledRun:
     """Resolve the settings and return the run as one compiled program.
 
     Raises:
-      ConfigError: lists all invalid settings.
+      ConfigError: settings are invalid; the message lists all of them.
     """
     settings = settings.prepared()
     env, topology = settings.env, settings.topology

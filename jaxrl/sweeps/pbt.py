@@ -33,17 +33,17 @@ _INTERVALS = 20  # the default number of intervals of a run
 
 @dataclasses.dataclass(repr=False)
 class PBTResult(SweepResult):
-    """The result of population-based training: its members as the configurations of a sweep with one seed.
+    """The result of population-based training, with the members as the configurations of a sweep with one seed.
 
-    `configurations` contains the final hyperparameters of each member, `metrics` the curves of each slot in the
-    population, which continue after copies, and `returns` the final evaluation, which determines the winner.
+    `configurations` contains the final hyperparameters of each member, `metrics` the curves of each member, which
+    continue after it copies another one, and `returns` the final evaluation, which determines the winner.
 
     Attributes:
       lineage: parents, scores and hyperparameters of all members in every interval.
       fresh_returns: returns of the winner in fresh episodes, shape (episodes,); NaN for unfinished episodes. The
         episodes were used neither for training nor to choose the winner, so unlike the best of many evaluations, their
-        returns are not biased upwards by the choice.
-      member_seeds: the seed of each member's run, until it copies another member.
+        returns are not biased by the choice.
+      member_seeds: the seed of each member's run until the member copies another one.
     """
 
     _MEMBER = "member {}"
@@ -68,7 +68,7 @@ class PBTResult(SweepResult):
 
     @property
     def schedules(self) -> dict[str, PiecewiseConstant]:
-        """The hyperparameters of the winner's lineage over the run, for a later run: `jaxrl.PPO(**result.schedules)`.
+        """The hyperparameters of the winner's lineage as schedules, for a later run: `jaxrl.PPO(**result.schedules)`.
 
         If a hyperparameter is itself a schedule, its value in the middle of each interval is used.
         """
@@ -134,12 +134,12 @@ def pbt(
 ) -> PBTResult:
     """Train a population in one program, in which the worst members copy the best ones and vary their hyperparameters.
 
-    Population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
+    This is population-based training (Jaderberg et al., 2017, arXiv:1711.09846) with truncation selection: every
     `exploit_every` steps, each of the worst members copies the learner (parameters, optimizer, normalization) of a
-    random member of the best ones. It continues in its own environments, with hyperparameters that are perturbed or
-    sampled again. Settings thus become schedules within a single training run.
+    randomly chosen member of the best. It continues in the same environments as before, with hyperparameters that are
+    perturbed or sampled again. Settings thus become schedules within a single training run.
 
-    Until it copies another one, each member is the same as the run of `jaxrl.train` with its seed and settings. If
+    Until it copies another member, each member equals the run of `jaxrl.train` with its seed and settings. If
     `mapping` is "in_turn", the result is the same on any number of devices. With several processes, each process trains
     some of the members, and all return the complete result.
 
@@ -147,23 +147,24 @@ def pbt(
       algo, env, num_envs, topology: settings of every member, as for `make_train`.
       total_steps: environment steps of every member.
       population: number of members.
-      exploit_every: environment steps of a member between rounds of copies, which are spaced evenly over the
+      exploit_every: environment steps of a member between rounds of copying, which are spaced evenly over the
         iterations; None: a twentieth of the run.
       score: score of a member: "training", the mean return of the episodes that ended since the last round, or
         "evaluation", the mean return of `evaluation_episodes` other episodes in each round, the same for all members.
-      fraction: fraction of the members that copy others, and of those that may be copied; at least one member each.
-      factor: factor that a copied hyperparameter is multiplied or divided by, within its range; in a uniform range it
-        moves by ln(factor) of the width, in a list to a neighbor.
+      fraction: fraction of the members that copy others, and fraction that may be copied; each is at least one member.
+      factor: factor that a copied hyperparameter is multiplied or divided by, within its range. In a uniform range, it
+        changes by ln(factor) times the width; in a list, to a neighboring entry.
       resample: probability that a copied hyperparameter is sampled from its range instead.
-      exploit_from: fraction of the run in which only failed members copy others, since early returns say little about
-        settings, especially while a replay buffer fills.
+      exploit_from: fraction of the run, at its beginning, in which only failed members copy others, because early
+        returns say little about settings, especially while a replay buffer fills.
       copy_replay: also copy the replay buffer.
       seed: seed of all random numbers of the population.
       devices: number of devices of this process to use; None: all. On a CPU, JAX is set up with one device per core,
         unless it has started already.
-      mapping: how the members of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
+      mapping: how the members on one device are executed: together ("vmap") or one after another ("in_turn"); None: the
+        faster way on this platform.
       evaluation_episodes: complete episodes of each evaluation. At the end, an evaluation of all members determines the
-        winner, which then plays the same number of fresh episodes.
+        winner, which is then evaluated on the same number of fresh episodes.
       explore_in_evaluation: sample actions as in training in these evaluations.
       run_dir: directory for checkpoints, from which the same call resumes bit for bit after it was killed or
         interrupted, and for the final lineage, curves, table, plot and the winner's policy; one process only. None:
@@ -173,12 +174,13 @@ def pbt(
       overwrite: delete an earlier population in `run_dir` and start again.
       progress: show a progress bar.
       **space: hyperparameters, replacing or extending the default space of `jaxrl.tune`: `LogUniform`, `Uniform`, a
-        list of numbers or of schedules of one kind, or a single value, which fixes the field. Traced fields only.
+        list of numbers or of schedules of one kind, or a single value, which fixes the field. Only traced fields are
+        allowed.
 
     Raises:
-      ConfigError: lists all invalid settings.
-      RunDirectoryError: `run_dir` is in use, contains anything but this population, or contains a file that jaxrl did
-        not write but whose name it uses.
+      ConfigError: settings are invalid; the message lists all of them.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this population, or contains a file that
+        jaxrl did not write but whose name it uses.
       KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
       SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """
@@ -239,7 +241,7 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
     """Return the compiled run shared by all members, and the ranges of their hyperparameters.
 
     Raises:
-      ConfigError: lists all invalid settings.
+      ConfigError: settings are invalid; the message lists all of them.
     """
     fields = {field.name: field for field in dataclasses.fields(run.algo)}
     problems = [

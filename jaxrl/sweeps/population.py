@@ -1,7 +1,7 @@
 """Exploit and explore steps of population-based training (Jaderberg et al., 2017, arXiv:1711.09846).
 
-The host decides which members copy which others, from the scores of all members and a key folded with the point; the
-devices copy the states.
+The host decides which members copy which others, from the scores of all members and a random key that depends on the
+point. The devices copy the states.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ Score = Literal["training", "evaluation"]
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Truncation selection of members, and exploration of the hyperparameters of copies.
+    """Truncation selection of members, and exploration of the hyperparameters that they copy.
 
     Args:
-      fraction: fraction of the members that copy others, and also the fraction that may be copied; both are at
-        least one member.
+      fraction: fraction of the members that copy others, and also the fraction that may be copied; each is at least
+        one member.
       factor: factor that a copied hyperparameter is multiplied or divided by.
       resample: probability that a copied hyperparameter is sampled from its range instead.
-      exploit_from: fraction of the run in which only failed members copy others.
-      score: the episodes whose mean return is a member's score: those of "training" or of an "evaluation".
-      copy_replay: whether the replay buffer is copied too.
+      exploit_from: fraction of the run, at its beginning, in which only failed members copy others.
+      score: the episodes whose mean return is the score of a member: those of "training" or of an "evaluation".
+      copy_replay: whether the replay buffer is also copied.
     """
 
     fraction: float
@@ -50,7 +50,7 @@ class Selection:
         """Return the index of the member that each member copies; members that stay unchanged have their own index.
 
         Args:
-          rng: samples from the best members.
+          rng: the generator that samples from the best members.
           scores: scores of shape (population,), higher is better; a member with NaN neither copies nor is copied.
           failed: bool (population,); failed members count as the worst, and all of them copy others.
 
@@ -71,7 +71,7 @@ class Selection:
     def explored(
         self, rng: np.random.Generator, hyperparameters: Sequence["Hyperparameter"], values: np.ndarray
     ) -> np.ndarray:
-        """Perturb or resample `values`, the hyperparameters of a copied member; return float32 (hyperparameters,)."""
+        """Return the `values` of a copied member, perturbed or resampled, as float32 (hyperparameters,)."""
         found = []
         for one, value in zip(hyperparameters, values, strict=True):
             if rng.random() < self.resample:
@@ -94,17 +94,17 @@ class Hyperparameter:
     values: Range
 
     def drawn(self, rng: np.random.Generator) -> float:
-        """Return a random value."""
+        """Return a random value from the range or the list."""
         if isinstance(self.values, Distribution):
             return self.values.draw(rng)
         return float(rng.integers(len(self.values)))
 
     def perturbed(self, value: float, factor: float) -> float:
-        """Return a value near this one, clipped to the range.
+        """Return a value near `value`, clipped to the range.
 
-        In a logarithmic range, the value is multiplied by `factor`. In a uniform range, it moves by ln(factor) times
-        the width, so that a factor and its inverse move it equally far. In a list, it moves to the next or the previous
-        entry.
+        In a logarithmic range, the value is multiplied by `factor`. In a uniform range, it changes by ln(factor)
+        times the width, so that a factor and its inverse change it equally. In a list, it changes to the next or the
+        previous entry.
         """
         if isinstance(self.values, LogUniform):
             return min(max(value * factor, self.values.low), self.values.high)
@@ -114,11 +114,11 @@ class Hyperparameter:
         return min(max(value + math.copysign(1, factor - 1), 0.0), len(self.values) - 1.0)
 
     def setting(self, value: float) -> Any:
-        """Return the setting of the field that this value represents."""
+        """Return the value of the field that the number `value` represents."""
         return value if isinstance(self.values, Distribution) else self.values[int(value)]
 
     def number(self, value: float, progress: float) -> float:
-        """Return the setting as a number; for a schedule, its value at `progress`."""
+        """Return the value of the field as a number; for a schedule, its value at `progress`."""
         setting = self.setting(value)
         return float(setting(progress)) if schedules.is_schedule(setting) else float(setting)
 
@@ -130,13 +130,13 @@ class Population:
       many: the compiled program of this process's members.
       run: the compiled run of any member.
       space: the range of each hyperparameter, by field.
-      selection: selects the copies and explores their hyperparameters.
+      selection: the rules that select the copies and explore their hyperparameters.
       members: number of members over all processes.
       seed: the population's seed.
       points: number of points; at each point except the last, members may copy others.
 
     Attributes:
-      mine: the members of this process. Each process has the same number, so the last member may be repeated.
+      mine: the members of this process. Each process has the same number of members, so the last may be repeated.
       record: a dictionary of arrays: "values" (points, hyperparameters, population), the hyperparameters in the
         interval before each point; "scores" (points, population), the scores at each point; and "parents" (points,
         population), the index of the member that each member copied at each point, or its own index if it copied none.
@@ -180,13 +180,13 @@ class Population:
         return self._many.stack([replace(self._run.algo, **self.settings(point, member)) for member in self.mine])
 
     def step(self, point: int, algos: Any, states: RunState, report: Report) -> RunState:
-        """Let the worst members copy the best ones (exploit) and change settings (explore); return the new states.
+        """Let the worst members copy the best ones (exploit) and vary their settings (explore); return the new states.
 
         Args:
           point: the current point.
           algos: algorithms of this process's members in the interval before this point.
           states: states of these members; donated.
-          report: report on these members since the previous point.
+          report: report of these members since the previous point.
         """
         scores, failed = self._scores(point, algos, states, report)
         record = self.record
@@ -211,7 +211,7 @@ class Population:
         return self._many.copied(states.replace(key=None), whole).replace(key=states.key)
 
     def evaluate(self, algos: Any, learners: Any, point: int) -> np.ndarray:
-        """Evaluate all members of this process in the same episodes, which depend on `point`.
+        """Evaluate all members of this process on the same episodes, which depend on `point`.
 
         Returns:
           The returns, shape (members, episodes).
@@ -224,7 +224,7 @@ class Population:
         return np.random.default_rng(words.ravel().tolist())
 
     def _scores(self, point, algos, states, report):
-        """Return the scores of the members of all processes, and which of these members failed."""
+        """Return the scores of the members of all processes, and a bool array of failed members."""
         runs = self._many.runs
         if self._selection.score == "evaluation":
             returns = self.evaluate(algos, states.learner, point)

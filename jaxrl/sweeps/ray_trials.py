@@ -1,4 +1,4 @@
-"""Concurrent trials of a search, trained by Ray actors; the search itself runs in this process."""
+"""Concurrent trials of a search, which Ray actors train; the search itself runs in the calling process."""
 
 import dataclasses
 import warnings
@@ -40,7 +40,7 @@ class Actors:
         return max(1, int(self.gpus_per_run or self.cpus_per_run))
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return one error line per conflict between these settings, or with `devices`, the number per actor."""
+        """Return one error message for each conflict among these settings and `devices`, the number per actor."""
         found = []
         if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
             found.append("cpus_per_run=0 and gpus_per_run=0 do not limit the number of actors; set max_concurrent")
@@ -57,16 +57,16 @@ def side_by_side(
     devices: int,
     report: Callable[[int, Trial], None],
 ) -> None:
-    """Run several trials at once until the study has `trials` of them.
+    """Run several trials at once until `trials` trials of the study have ended.
 
     If an actor is lost or raises an unexpected error, its trial counts as failed, and another actor replaces it.
 
     Args:
-      study: chooses the settings and the trials to prune.
-      evaluations: function that trains and evaluates a trial, as in `Study.run`; every actor has a copy.
+      study: the study, which chooses the settings and the trials to prune.
+      evaluations: function that trains and evaluates a trial, as in `Study.run`; every actor receives a copy.
       trials: number of trials, including those that ended earlier.
       how: settings of the actors.
-      devices: number of devices that each actor splits its CPU into.
+      devices: number of JAX devices that each actor splits its CPU into.
       report: function that is called with the number and the record of each trial that ended.
 
     Raises:
@@ -116,12 +116,12 @@ def side_by_side(
 
 
 class TrialActor:
-    """A Ray actor that trains one trial after another; each call trains until the next evaluation.
+    """A Ray actor that trains one trial after another; each call of `evaluate` trains until the next evaluation.
 
     Args:
       evaluations: Ray's reference to the function that trains and evaluates a trial, in a list.
-      devices: number of devices to split the CPU into.
-      gpu: whether the actor has accelerators.
+      devices: number of JAX devices to split the CPU into.
+      gpu: whether the actor has GPUs.
     """
 
     def __init__(self, evaluations: list[Any], devices: int, gpu: bool):
@@ -142,7 +142,7 @@ class TrialActor:
 
 
 def _first(ray, pending):
-    """Return the first pending request that completes.
+    """Return the pending request that completes first.
 
     Raises:
       ConfigError: no trial is running, and no actor could be started in time.

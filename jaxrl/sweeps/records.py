@@ -1,4 +1,4 @@
-"""Records of saved runs, as rows of a table: single runs, and the runs of sweeps and searches."""
+"""Records of saved runs, including the runs of sweeps and searches, which can be shown as a table."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ class Record(Run):
     Attributes:
       family: name shared by comparable runs: the algorithm and the environment, and for trials and members also their
         search or population.
-      settings: the settings that differ between runs of the family; numbers are kept, everything else is text.
-      ended: how the run ended: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
+      settings: the settings that differ between runs of the family; values other than numbers are converted to text.
+      ended: the outcome of the run: "finished", "pruned", "failed" or the reason in `result.json`; empty if unknown.
       result: the contents of `result.json`, or an empty mapping. Runs of a sweep have the sweep's "origin" instead, and
         members of a population also its "lineage".
     """
@@ -42,7 +42,7 @@ class Record(Run):
 
     @property
     def steps(self) -> int:
-        """The environment steps at the last row of metrics; 0 without rows."""
+        """The number of environment steps at the last row of metrics; 0 without rows."""
         return max((int(row["step"]) for row in self.rows), default=0)
 
 
@@ -50,12 +50,12 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
     """Read the runs in directories of runs, sweeps and searches, in the order of the paths.
 
     The runs of a search are its trials, whose metrics are mean returns over seeds. A run that is passed twice, through
-    its own directory and its sweep's, is returned once (see `Run.place`). Members of a population have their last
-    settings.
+    its own directory and its sweep's, is returned once (see `Run.place`). Members of a population are listed with
+    their last settings.
 
     Raises:
       ConfigError: there are no paths.
-      RunDirectoryError: a path is not such a directory.
+      RunDirectoryError: a path is not the directory of a run, a sweep or a search.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -70,7 +70,7 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
 
 
 def families(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records of each family, in order of first appearance."""
+    """Return the records of each family, keyed by its name, in the order of first appearance."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.family, []).append(record)
@@ -78,10 +78,10 @@ def families(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
-    """Return a data frame of saved runs, sweeps and searches, with a row for each run.
+    """Return a data frame of saved runs, including those of sweeps and searches, with one row per run.
 
     The columns are the run, the algorithm, the environment, the settings that differ between runs, the seed, the
-    environment steps, and the last value of every metric; for "evaluation/return_mean", that of the final evaluation.
+    environment steps, and the last value of every metric ("evaluation/return_mean" is from the final evaluation).
 
     Args:
       paths: directories of runs, sweeps and searches, or a single directory.
@@ -89,7 +89,7 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
     Raises:
       ConfigError: there are no paths.
       MissingExtraError: pandas is not installed.
-      RunDirectoryError: a path is not such a directory.
+      RunDirectoryError: a path is not the directory of a run, a sweep or a search.
     """
     rows = []
     for record in read_records(paths):
@@ -126,7 +126,7 @@ def _read(path: str | os.PathLike, name: str) -> list[Record]:
     result = run_status.read_result(path)
     record = Record(**vars(run), family=run.title, ended=str(result.get("stopped", "")), result=result)
     evaluated = result.get("evaluation", {}).get("return_mean")
-    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # evaluated elsewhere
+    if isinstance(evaluated, float) and math.isfinite(evaluated) and not _has_score(run):  # not logged in the metrics
         record = dataclasses.replace(record, rows=[*run.rows, {"step": record.steps, EVALUATION: evaluated}])
     return [record]
 

@@ -1,4 +1,4 @@
-"""Results of sweeps: scores, tables, curves, and the directory that stores them together with the best policy."""
+"""Results of sweeps: scores, tables and curves, and the directory that contains them and the best policy."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from jaxrl.plots.chart import Chart
 
-# Columns whose numbers are formatted for comparison.
+# Columns of numbers that are formatted for comparison.
 _STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
 
 
@@ -40,12 +40,12 @@ class SweepResult(Tabulated):
       steps: environment steps at each point of the curves, shape (configurations, points).
       metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
       returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
-      failed: whether a run met a value that was not finite, bool (configurations, seeds).
+      failed: whether a value in a run was not finite, bool (configurations, seeds).
       learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
       steps_per_second: environment steps of all runs per second of training, in the last call that trained any of them.
       wall_seconds: wall time of the same call.
       configs: the contents of `config.json` for each configuration, without the seed.
-      origin: the command, the machine and the versions of the same call.
+      origin: the command, the machine and the package versions of the same call.
     """
 
     _MEMBER = ""  # format of a member's name in plots, for populations
@@ -96,15 +96,15 @@ class SweepResult(Tabulated):
           NonFiniteError: no run has a score.
         """
         if (found := self.best_run()) is None:
-            raise NonFiniteError("there is no best configuration: every run met NaN or Inf, or finished no episode")
+            raise NonFiniteError("there is no best configuration: every run had NaN or Inf, or finished no episode")
         return self.configurations[found[0]]
 
     def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
-        """Plot each configuration's interquartile mean over seeds, with its bootstrap interval.
+        """Plot the interquartile mean over seeds of each configuration, with its bootstrap interval.
 
         Args:
           path: image file to write, or None; its suffix sets the format.
-          metric: one of `metrics`; by default the return in training, with stars for the final evaluations.
+          metric: one of `metrics`; the default is the return in training, with stars for the final evaluations.
 
         Raises:
           ConfigError: the metric does not exist, or the format is not supported.
@@ -127,11 +127,11 @@ class SweepResult(Tabulated):
         return data_frame(rows)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a directory with the curves, the table as CSV and Markdown, a plot, and the best policy.
+        """Write the curves, the table as CSV and Markdown, a plot, and the best policy to a directory.
 
         `jaxrl.load` and `jaxrl eval` read the best policy from the directory, and `jaxrl plot` reads the curves. The
-        best policy is from the configuration with the highest interquartile mean, and among its seeds from the one with
-        the highest score.
+        best policy is from the configuration with the highest interquartile mean, and from its seed with the highest
+        score.
 
         Args:
           path: the directory, created if missing.
@@ -169,13 +169,13 @@ class SweepResult(Tabulated):
         return path
 
     def _draw(self, path: Path) -> dict[str, Any]:
-        """Write plots to the directory of the sweep; return additional fields for its record."""
+        """Write plots to the directory of the sweep; return additional entries of `sweep.json`."""
         if TRAINING in self.metrics:
             self.plot(path / "curves.png")
         return {}
 
     def best_run(self) -> tuple[int, int] | None:
-        """Return the best configuration and the index of its best seed; None if no run has a score."""
+        """Return the indices of the best configuration and of its best seed; None if no run has a score."""
         has_score = np.isfinite(self.scores)
         if not has_score.any():
             return None
@@ -183,7 +183,7 @@ class SweepResult(Tabulated):
         return number, int(np.nanargmax(self.scores[number]))
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
-        """Write the run directory of the best run, and return its path relative to `path`."""
+        """Write a run directory for the best run, and return its path relative to `path`."""
         seed = self.seeds[place]
         _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
         config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
@@ -232,7 +232,7 @@ class SweepResult(Tabulated):
         return rows
 
     def _cells(self) -> list[list[str]]:
-        """Return the cells of the table as text, in rows that begin with the header."""
+        """Return the rows of the table, the first of which is the header, as lists of text cells."""
         rows = [{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()]
         return cells(rows, _STATISTICS)
 
@@ -269,8 +269,8 @@ def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bo
     Args:
       result: the result of this call.
       path: the directory; None: nothing is saved.
-      trained: whether this call trained any of the runs. If it did not, the speed, duration and origin recorded by the
-        call that trained them are kept.
+      trained: whether this call trained any of the runs. If not, the speed, duration and origin that the call that
+        trained them recorded are kept.
 
     Returns:
       The saved result.
@@ -278,7 +278,7 @@ def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bo
     if path is None:
         return result
     if not trained:
-        with contextlib.suppress(RunDirectoryError):  # the record is of another sweep, or damaged
+        with contextlib.suppress(RunDirectoryError):  # the record is that of another sweep, or is damaged
             sweep_directory.check_same(path, result.configs, result.seeds)
             result = dataclasses.replace(result, **sweep_directory.read_call(path))
     try:

@@ -1,4 +1,4 @@
-"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges by algorithm, and overrides by the caller.
+"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges for each algorithm, and overrides by the caller.
 
 All fields with default ranges are traced, so all trials of a study share one compiled program.
 """
@@ -22,7 +22,7 @@ _LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
 _POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
 _ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
 _ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
-# Default ranges by group of fields, for algorithms that are not in `SPACES`.
+# Default ranges for groups of fields, used for algorithms that are not in `SPACES`.
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
@@ -31,7 +31,7 @@ _GROUPS: dict[type, dict[str, Range]] = {
 _NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
 _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
 
-# Default ranges by algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, since searches do not
+# Default ranges by algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, because searches do not
 # accept datasets.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
@@ -85,7 +85,7 @@ SPACES: dict[str, dict[str, Range]] = {
 
 
 def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the default ranges of an algorithm: its entry in `SPACES`, or otherwise those of its groups of fields."""
+    """Return the default ranges of an algorithm: its entry in `SPACES` or, if missing, those of its field groups."""
     of_groups: dict[str, Range] = {}
     for group, ranges in _GROUPS.items():
         if isinstance(algo, group):
@@ -96,7 +96,7 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
 def search_space(
     algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Return the fixed fields with their values, and the searched fields with their ranges.
+    """Return the fixed fields with their values, and the fields to search with their ranges.
 
     A field with a default range is searched if it has its default value in `algo` and affects this algorithm.
 
@@ -107,7 +107,7 @@ def search_space(
       schedules: whether a list may contain schedules.
 
     Raises:
-      ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; lists all problems.
+      ConfigError: a field does not exist or cannot have one of its values, or there are no fields to search.
     """
     default = type(algo)()
     table = {

@@ -1,6 +1,6 @@
 """An Optuna study stored as lines of JSON, which chooses settings, prunes trials and records their results.
 
-This module imports Optuna, which is an extra, so `jaxrl.tune` imports it only when it is called.
+This module imports Optuna, an optional dependency, so `jaxrl.tune` imports this module only when it is called.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ class UnderWay:
     """A running trial.
 
     Attributes:
-      number: index among all trials, in the order in which they begin.
+      number: index among all trials, in the order in which they started.
       settings: the fields of the algorithm.
-      trial: Optuna's trial.
+      trial: the trial in Optuna.
       rung: number of evaluations so far.
     """
 
@@ -53,7 +53,7 @@ class UnderWay:
 
 
 class Study:
-    """The trials of a search so far, and the choice of the next one.
+    """The trials of a search so far, with the method that chooses the settings of new trials.
 
     The settings of a trial depend on the seed, its number, and the trials that have ended or are running. A trial whose
     process was killed is discarded and its number is used again. Therefore, if trials run one at a time, a study that
@@ -135,9 +135,9 @@ class Study:
         return min(set(range(len(self._begun) + 1)) - self._begun)
 
     def begin(self) -> UnderWay:
-        """Choose the settings of a new trial; other trials may be running."""
+        """Begin a new trial and choose its settings; other trials may be running."""
         number = self.next_number
-        high, low = divmod(self._search_seed, 1 << 32)  # the high word is last, where 0 has no effect
+        high, low = divmod(self._search_seed, 1 << 32)  # the high word comes last, where a 0 has no effect
         seed = int(np.random.SeedSequence([low, number, high]).generate_state(1)[0])
         self._study.sampler = SAMPLERS[self._sampler](seed=seed)
         trial = self._study.ask(self._distributions)
@@ -184,8 +184,8 @@ class Study:
 
         Args:
           evaluations: generator function that takes the settings and yields the score of each evaluation and whether it
-            was the last one. It is not resumed after the trial was pruned, and raises ConfigError if the settings are
-            incompatible, NonFiniteError if the run failed.
+            was the last one. It is not resumed after the trial was pruned. It raises ConfigError if the settings are
+            incompatible, and NonFiniteError if the run failed.
         """
         under_way = self.begin()
         found = evaluations(under_way.settings)
@@ -205,7 +205,7 @@ class Study:
         return Trial(self._fixed | frozen.params, returns, ended, problem)
 
     def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
-        """Write a trial that ended, with all earlier ones, to the file; warn once if this fails."""
+        """Write a trial that ended, together with all earlier ones, to the file; warn once if this fails."""
         record = dataclasses.asdict(self._trials[number]) | {"settings": frozen.params}
         if number != len(self._trials) - 1:  # otherwise it equals the line's index
             record["number"] = number
@@ -233,7 +233,7 @@ class Study:
         self._begun.add(number)
 
     def _read(self, record: Any) -> FrozenTrial:
-        """Return the trial stored in a line of the file, as a trial of Optuna.
+        """Convert the trial stored in a line of the file to a trial of Optuna.
 
         Raises:
           ValueError, TypeError, KeyError: the line is not a trial of this search.

@@ -46,9 +46,9 @@ def sweep(
 ) -> SweepResult:
     """Train every configuration with every seed in one compiled program, sharded over the devices.
 
-    If `mapping` is "in_turn", each run equals the single run with the same seed bit for bit; with "vmap", it is equal
-    up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`), each process trains some of the
-    runs, and all return the complete result, which can be written to a directory with `SweepResult.save`.
+    If `mapping` is "in_turn", each run equals the single run with the same seed bit for bit; with "vmap", they are
+    equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`), each process trains some of
+    the runs, and all return the complete result, which can be written to a directory with `SweepResult.save`.
 
     Args:
       algo, env, topology: settings of every run, as for `make_train`.
@@ -56,14 +56,15 @@ def sweep(
       seeds: number of seeds, starting from 0; or a list of seeds.
       num_samples: number of random samples of the settings; None: every combination of their values.
       search_seed: seed of the random samples.
-      num_envs: number of environments, or a list to try; None: as in `jaxrl.train`.
+      num_envs: number of environments, or a list of numbers to try; None: as in `jaxrl.train`.
       devices: number of devices of this process to use; None: all. On a CPU, JAX is set up with one device per core,
         unless it has started already.
-      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
+      mapping: how the runs on one device are executed: together ("vmap") or one after another ("in_turn"); None: the
+        faster way on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
       evaluation_episodes: complete episodes of the final evaluation of each run; None: 128, or 10 for host environments
         on a Ray cluster.
-      explore_in_evaluation: sample actions as in training in this evaluation.
+      explore_in_evaluation: sample actions as in training in the final evaluation.
       run_dir: directory for checkpoints, from which the same call resumes bit for bit after it was killed or
         interrupted, and for the final curves, table, plot and best policy; one process only. None: nothing is saved.
       checkpoint_every: environment steps of a run between checkpoints, which are saved at points of the curves; None: a
@@ -71,12 +72,12 @@ def sweep(
       overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`. Static fields
-        are allowed too; each combination of them is a separate program.
+        are allowed too; each combination of their values is a separate program.
 
     Raises:
-      ConfigError: lists all invalid settings.
-      RunDirectoryError: `run_dir` is in use, contains anything but this sweep, or contains a file that jaxrl did not
-        write but whose name it uses.
+      ConfigError: settings are invalid; the message lists all of them.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this sweep, or contains a file that jaxrl
+        did not write but whose name it uses.
       KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
       SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """
@@ -132,7 +133,7 @@ def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
     """Return the settings of each configuration, including `num_envs` if it has several values.
 
     Raises:
-      ConfigError: lists all invalid settings.
+      ConfigError: settings are invalid; the message lists all of them.
     """
     num_envs = run.num_envs
     if num_envs is not None and not isinstance(num_envs, int):

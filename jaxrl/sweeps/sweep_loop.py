@@ -1,4 +1,4 @@
-"""Training loop of sweeps and populations, which advances many runs of one program between points and saves them."""
+"""Training loop of sweeps and populations, which trains many runs of one program from point to point and saves them."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def settings_problems(kind: str, run: RunSettings, space: Mapping[str, Any]) -> list[str]:
-    """Validate settings that sweeps, populations and searches share; return the problems. Enable the compilation cache.
+    """Return error messages about settings that sweeps, populations and searches share; enable the compilation cache.
 
     Raises:
       ConfigError: this program was launched with an evaluator, which does not support `kind`.
@@ -69,13 +69,13 @@ def gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
     """Return the first `each` runs of every process, concatenated in the order of the processes."""
     if jax.process_count() == 1:
         return part
-    mine = jax.tree.map(lambda x: np.asarray(x)[:each], part)  # the rest is padding
+    mine = jax.tree.map(lambda x: np.asarray(x)[:each], part)  # the other runs are padding
     return multihost_utils.process_allgather(mine, tiled=True)
 
 
 @dataclasses.dataclass
 class Session:
-    """The state of one call that trains a sweep or a population: checkpoints, progress bar and speed.
+    """The state of a call that trains a sweep or a population: checkpoints, progress bar and speed.
 
     Attributes:
       run_dir: the directory of the sweep, or None.
@@ -83,7 +83,7 @@ class Session:
       display: the progress bar, or None.
       began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
-      timed: seconds and environment steps of each trained point, except those that include compilation.
+      timed: seconds and environment steps of the training before each point, without those that include compilation.
     """
 
     run_dir: Path | None
@@ -94,7 +94,7 @@ class Session:
     timed: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """Return the speed and the duration of the call, keyed by the names of these attributes of `SweepResult`."""
+        """Return the speed and the duration of the call, keyed by their names in `SweepResult`."""
         rate = sum(rows for _, rows in self.timed) / max(sum(seconds for seconds, _ in self.timed), 1e-9)
         rate = sum(distributed.exchange("steps a second", rate))
         return {"steps_per_second": rate, "wall_seconds": time.monotonic() - self.began}
@@ -169,7 +169,7 @@ def train_many(
       number: index of the program.
       many: the compiled program of the runs.
       algos, roots: algorithms and root keys of the runs, stacked.
-      run: any one of the runs, for the settings that all share.
+      run: any of the runs, for the settings that all runs share.
       points: number of points of the curves, spaced evenly over the iterations.
       population: the population, which changes the runs between points; None for a sweep.
 
@@ -201,7 +201,7 @@ def train_many(
             length = borders[point + 1] - borders[point]
             states, report = many.chunk(algos, env, progress.states, length // run.rows, run.total_steps_per_env)
             if checkpointer is not None:
-                signals.hold()  # the chunk is compiled, so a state that can be saved will follow
+                signals.hold()  # the chunk is compiled, so there will be a state to save
             report = jax.device_get(report)
             timed.append((time.monotonic() - since, length * many.runs))
             session.done += length * many.runs
@@ -219,32 +219,32 @@ def train_many(
     if signals.received is not None:  # after the last point, which was saved
         raise _interrupted(signals.received)
     session.timed += timed[1:] or timed  # the first point includes compilation
-    with np.errstate(invalid="ignore", divide="ignore"):  # without an ended episode, means are NaN
+    with np.errstate(invalid="ignore", divide="ignore"):  # means are NaN if no episode ended
         curves = progress.reports.metrics() | {"failed": progress.reports.failed_at >= 0}
     curves = {name: np.moveaxis(np.asarray(curve), 0, -1)[: many.runs] for name, curve in curves.items()}
     return {"failed": curves.pop("failed"), "metrics": curves, "learner": progress.states.learner}
 
 
 def _mean_return(report, runs):
-    """Return the mean return over the runs in which an episode ended; NaN if there are none."""
+    """Return the mean return of the runs in which an episode ended; NaN if there are none."""
     returns, count = (np.asarray(values)[:runs] for values in (report.episodes.returns, report.episodes.count))
     ended = count > 0
     return float(np.mean(returns[ended] / count[ended])) if ended.any() else float("nan")
 
 
 def _interrupted(number):
-    """Return the exception to raise for a signal that interrupted a sweep, once the sweep is saved."""
+    """Return the exception to raise, after the sweep is saved, for the signal that interrupted it."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 class Progress:
-    """The progress of the runs of one program: their states, and the report of every point so far.
+    """The progress of the runs of one program: their states, and the reports at all points so far.
 
     Args:
       states: the initial states of all runs.
-      report: the shapes of a point's report.
+      report: the shapes of the report at a point.
       steps: the environment steps at each point.
-      checkpointer: saves the progress; None: nothing is saved.
+      checkpointer: the checkpointer that saves the progress; None: nothing is saved.
       every: environment steps between checkpoints.
       further: additional arrays to save, allocated for all points; restored in place.
 

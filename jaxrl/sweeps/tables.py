@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 _DIGITS = 4  # significant digits of the largest number of a column
 _OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest number
 _MOST = 7  # significant digits of a float32
-_WIDEST = 12  # maximum digits on either side of the point; wider numbers are written with an exponent
+_WIDEST = 12  # maximum digits on either side of the decimal point; wider numbers are written with an exponent
 
 
 class Tabulated:
-    """Base class of results with settings and scores, which can be shown as a table and plotted over the settings."""
+    """Base class of results with settings and scores, which can be shown as a table and as parallel coordinates."""
 
     title = ""
 
     def table(self) -> str:
-        """Return a text table that begins with the best result.
+        """Return the results as a text table, the best first.
 
         The score of a run in a sweep is the mean return of its final evaluation. The columns "IQM" to "max" are
         statistics of the scores over seeds; "training" is the interquartile mean of the last returns in training.
@@ -39,7 +39,7 @@ class Tabulated:
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
 
-        Pruned trials are left out, since their score is unknown.
+        Pruned trials are left out, because their score is unknown.
         """
         return importance(*self._settings_and_scores())
 
@@ -55,7 +55,7 @@ class Tabulated:
         return plot_parallel(*self._settings_and_scores(), path, title=self.title)
 
     def _cells(self) -> list[list[str]]:
-        """Return the cells of the table as text, in rows that begin with the header."""
+        """Return the rows of the table, the first of which is the header, as lists of text cells."""
         raise NotImplementedError
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
@@ -68,7 +68,7 @@ def short(value: Any) -> str:
 
 
 def significant(values: Sequence[float]) -> list[str]:
-    """Format a column of numbers for comparison, all with the same number of decimals.
+    """Format a column of numbers with the same number of decimals, for comparison.
 
     The largest number has at least four significant digits, and the difference between the largest and the smallest has
     two, up to the precision of float32. Columns of very large or very small numbers are written with exponents.
@@ -90,7 +90,7 @@ def significant(values: Sequence[float]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows of cells, the first of them the header, as lines of text with aligned columns."""
+    """Format rows of cells, the first of which is the header, as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -98,13 +98,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows of cells, the first of them the header, as a Markdown table."""
+    """Format rows of cells, the first of which is the header, as a Markdown table."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
 
 
 def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
-    """Return a header and the rows as cells of text; `significant` formats the columns named in `compared`."""
+    """Return a header and the rows as text cells; the columns in `compared` are formatted by `significant`."""
     columns = {
         name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
         for name in rows[0]
@@ -120,7 +120,7 @@ def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas data frame, with missing values for columns that a row lacks.
+    """Return rows as a pandas data frame, in which columns that a row lacks have missing values.
 
     Raises:
       MissingExtraError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""`jaxrl.tune`: Bayesian search for the settings of an algorithm, with pruning."""
+"""`jaxrl.tune`: Bayesian optimization of the settings of an algorithm, with pruning."""
 
 import contextlib
 import dataclasses
@@ -49,7 +49,7 @@ class TuneResult(Tabulated):
     """The trials of a search.
 
     Attributes:
-      trials: the trials in the order in which they began, each with `settings`, `returns` (the mean over seeds at each
+      trials: the trials, in the order in which they began, each with `settings`, `returns` (the mean over seeds at each
         evaluation), `ended` ("finished", "pruned" or "failed"), `problem`, and `score`, the last mean return of a
         finished trial.
       title: the algorithm and the environment.
@@ -72,7 +72,7 @@ class TuneResult(Tabulated):
         """
         finished = [trial for trial in self.trials if trial.ended == "finished"]
         if not finished:
-            raise NonFiniteError(f"no trial of {len(self.trials)} finished; TuneResult.trials has their problems")
+            raise NonFiniteError(f"no trial of {len(self.trials)} finished; TuneResult.trials lists their problems")
         return max(finished, key=lambda trial: trial.score)
 
     @property
@@ -127,7 +127,7 @@ class TuneResult(Tabulated):
         ]
 
     def _cells(self) -> list[list[str]]:
-        """Return the cells of the table as text, in rows that begin with the header."""
+        """Return the rows of the table, the first of which is the header, as lists of text cells."""
         rows = self._rows()
         for row in rows:
             del row["problem"]
@@ -175,21 +175,22 @@ def tune(
     failed and the search continues.
 
     The default search spaces are in `jaxrl.sweeps.search_spaces.SPACES`. Fields of `algo` that differ from their
-    defaults are not searched. Needs Optuna: `pip install 'jaxrl[tune]'`.
+    defaults are not searched. This function needs Optuna: `pip install 'jaxrl[tune]'`.
 
     Args:
       algo, env, num_envs, topology: settings of every run, as for `make_train`.
       total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
       trials: number of trials, including those in `run_dir`.
       seeds: number of seeds per trial, starting from 0; or a list of seeds. The score is the mean over seeds.
-      search: how settings are chosen: "tpe", Bayesian search (tree-structured Parzen estimator), or "random".
-      pruner: which trials end early: "median", those below the median of earlier trials at the same evaluation; or
+      search: the search method: "tpe", Bayesian optimization (tree-structured Parzen estimator), or "random".
+      pruner: the trials to end early: "median", those below the median of earlier trials at the same evaluation; or
         "none".
       search_seed: seed of the search.
       devices: number of devices of this process that the seeds are spread over; None: all. On a CPU, JAX is set up with
         one device per core, unless it has started already. With `backend="ray"`: number of devices of each trial's
         process; None: one for each of its GPUs or CPUs.
-      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster one on this platform.
+      mapping: how the runs on one device are executed: together ("vmap") or one after another ("in_turn"); None: the
+        faster way on this platform.
       backend: "jax": one trial after another, in this process; "ray": several at once, in processes of a Ray cluster.
       cpus_per_run: CPUs that Ray reserves for each trial.
       gpus_per_run: GPUs that Ray reserves for each trial; 0: the trial runs on the CPU.
@@ -199,19 +200,19 @@ def tune(
       evaluation_episodes: complete episodes of each evaluation.
       explore_in_evaluation: sample actions as in training in each evaluation.
       run_dir: directory for the study, from which the same call resumes after it was killed, also with more trials, and
-        with or without Ray; trials that were running start again. At the end, it also contains the trials as tables and
-        a plot, and without Ray the best policy. None: nothing is saved.
+        with or without Ray; trials that were running are started again. At the end, it also contains the trials as
+        tables and a plot and, without Ray, the best policy. None: nothing is saved.
       overwrite: delete an earlier search in `run_dir` and start again.
       progress: show a progress bar of the trials.
       **space: search spaces of fields, replacing or extending the default space: `LogUniform`, `Uniform`, a list of
         values, or a single value, which fixes the field.
 
     Raises:
-      ConfigError: lists all invalid settings; or the Ray cluster has no room for a trial.
+      ConfigError: settings are invalid (the message lists all of them), or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, contains anything but this search, or contains a file that jaxrl did not
-        write but whose name it uses.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this search, or contains a file that jaxrl
+        did not write but whose name it uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
@@ -308,7 +309,7 @@ def tune(
 
 
 def _keep_best(study, path, seeds, run, states, returns) -> None:
-    """Save the policy of a trial's best seed if the trial is the best so far; warn if this fails."""
+    """Save the policy of the best seed of a trial if this trial is the best so far; warn if this fails."""
     scores = np.nanmean(returns, axis=-1)
     if any(trial.score >= float(scores.mean()) for trial in study.trials()):  # NaN if it did not finish
         return
@@ -333,7 +334,7 @@ def _leave(study, title, path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """A function that trains a trial with given settings, in this process or in a Ray actor."""
+    """A callable that trains a trial with given settings, in this process or in a Ray actor."""
 
     run: RunSettings
     seeds: list[int]
@@ -342,7 +343,7 @@ class _Training:
     keep: Callable | None = None  # called with the seeds, run, final states and returns of every finished trial
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
-        """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last.
+        """Train the runs of all seeds; yield the mean return of each evaluation, and whether it is the last one.
 
         Raises:
           NonFiniteError: a value was not finite, or no episode ended, for one of the seeds.

@@ -1,4 +1,4 @@
-"""Many runs of one compiled program, sharded over the devices of a process and mapped in turn or by `vmap`."""
+"""Many runs of one compiled program, sharded over the devices of a process and run in turn or under `vmap`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ from jaxrl.run.settings import RunSettings
 
 
 def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, str]:
-    """Return the number of this process's devices that are used, and how the runs of one device are mapped.
+    """Return the number of devices of this process to use, and the way to execute the runs on one device.
 
     Args:
       devices: number of devices; None: all, which on a CPU is one per core if JAX has not started yet.
-      mapping: "vmap", "in_turn", or None for the faster one on this platform.
+      mapping: "vmap", "in_turn" (one run after another), or None for the faster way on this platform.
 
     Raises:
       ConfigError: there are fewer devices than requested, or the mapping is unknown.
@@ -54,7 +54,7 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
 
 
 def share[T](runs: list[T]) -> list[T]:
-    """Return the runs of this process. Every process has the same number, so the last run may be repeated."""
+    """Return the runs of this process. Every process has the same number of runs, so the last may be repeated."""
     processes, index = jax.process_count(), jax.process_index()
     padded = runs + runs[-1:] * (-len(runs) % processes)
     each = len(padded) // processes
@@ -63,7 +63,7 @@ def share[T](runs: list[T]) -> list[T]:
 
 @dataclasses.dataclass(frozen=True)
 class VectorizedRuns:
-    """The runs of one program on a mesh of devices, as a static argument of `jit`; runs beyond `runs` are padding."""
+    """The runs of one program on a mesh of devices, hashable for `jit`; runs beyond the first `runs` are padding."""
 
     program: Program[Environment, Rings]
     devices: int
@@ -72,7 +72,7 @@ class VectorizedRuns:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The mesh of the devices, whose axis "runs" shards the runs."""
+        """The mesh of the devices, over whose axis "runs" the runs are sharded."""
         return _mesh(local_devices(self.program.layout.target)[: self.devices])
 
     def stack(self, trees: list[Any]) -> Any:
@@ -83,7 +83,7 @@ class VectorizedRuns:
         return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y, jnp.float32) for y in x]), *padded)
 
     def first(self, algos: Any) -> Any:
-        """Return the first run of a stacked tree."""
+        """Return the entry of the first run in a stacked tree."""
         return jax.tree.map(lambda x: x[0], algos)
 
     @partial(jax.jit, static_argnums=0)
@@ -103,7 +103,7 @@ class VectorizedRuns:
         """Check that the devices can store the states of all runs and have enough memory.
 
         Args:
-          algos, env, keys: stacked algorithms, the environment, and the stacked keys of the runs or only their shapes.
+          algos, env, keys: stacked algorithms, the environment, and the stacked keys of the runs, or their shapes.
 
         Raises:
           ConfigError: the devices cannot store the states, or do not have enough memory.
@@ -120,7 +120,7 @@ class VectorizedRuns:
         memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, target=target)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
-        """Evaluate all runs; return the returns of complete episodes, (runs, episodes), NaN for unfinished ones."""
+        """Evaluate all runs; return the episode returns, shape (runs, episodes), NaN for unfinished episodes."""
         how = played(settings)
         scores = evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
@@ -128,7 +128,7 @@ class VectorizedRuns:
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
 
     def copied(self, trees: Any, copies: Sequence[tuple[int, int]]) -> Any:
-        """Overwrite runs with copies of others, within this process or between processes.
+        """Overwrite runs with copies of other runs, within this process or between processes.
 
         Args:
           trees: trees of the runs of this process, stacked as by `stack`; donated.
@@ -147,7 +147,7 @@ class VectorizedRuns:
             devices = [jax.local_devices(process_index=number)[: self.devices] for number in range(processes)]
             mesh = _mesh(sum(devices, []))
             trees = from_processes(trees, mesh, runs)
-        room = np.zeros((rows * processes, 2), np.int32)  # a fixed shape: one program for any number
+        room = np.zeros((rows * processes, 2), np.int32)  # a fixed shape: one program for any number of copies
         room[: len(places)] = places
         trees = _copy_many(mesh, trees, room, np.int32(len(places)))
         return trees if processes == 1 else multihost_utils.global_array_to_host_local_array(trees, mesh, runs)
@@ -159,7 +159,7 @@ class VectorizedRuns:
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
     def sharded(self, function, unmapped: int):
-        """Shard a function of one device's runs over all devices, and replicate its last `unmapped` arguments."""
+        """Shard a function of the runs on one device over all devices, and replicate its last `unmapped` arguments."""
         runs = PartitionSpec("runs")
 
         def call(*arguments):
@@ -214,7 +214,7 @@ def chunk_many(many, algos, env, states, length, total_steps_per_env):
 
 
 def _in_turn(advance, algos, states):
-    """Call `advance(algo, state) -> (state, report)` for every run in turn, overwriting each state in place.
+    """Call `advance(algo, state) -> (state, report)` for one run after another, overwriting each state in place.
 
     `jax.lax.map` would keep the old and the new states of all runs, and therefore every replay buffer twice.
     """
@@ -239,7 +239,7 @@ def _in_turn(advance, algos, states):
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _copy_many(mesh, trees, copies, count):
-    """Copy one run after another, so that each device needs memory for only one additional run."""
+    """Copy one run after another, so that each device needs memory for only one more run."""
 
     def one_device(trees, copies, count):
         def copy(number, x):
@@ -259,7 +259,7 @@ def _copy_many(mesh, trees, copies, count):
 
 
 def _key_data(trees):
-    """Replace random keys by their integer data, which devices can exchange."""
+    """Replace random keys with their integer data, which devices can exchange."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, trees)
 
 

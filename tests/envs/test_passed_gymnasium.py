@@ -194,8 +194,8 @@ def test_a_function_that_gives_the_same_again():
     [
         ({}, r"num_envs=8: .* lambda: Pick\(\.\.\.\)"),
         ({"eval_env": Pick, "num_envs": 3}, "num_envs=3"),
-        ({"num_envs": 1}, "evaluation needs its own; pass eval_env="),
-        ({"num_envs": 1, "eval_env": Doubled(SAME)}, "evaluation needs its own; pass eval_env="),
+        ({"num_envs": 1}, "evaluation needs another one; pass eval_env="),
+        ({"num_envs": 1, "eval_env": Doubled(SAME)}, "evaluation needs another one; pass eval_env="),
     ],
 )
 def test_training_says_what_an_instance_lacks(settings, says):

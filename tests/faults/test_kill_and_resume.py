@@ -205,7 +205,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_nothing_else(whole, 
     folder = run_dir / "checkpoints" / f"{ITERATIONS * ROWS:012d}"
     largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    with pytest.warns(RuntimeWarning, match=f"damaged checkpoint.*taking step {(ITERATIONS - INTERVAL) * ROWS}"):
+    with pytest.warns(RuntimeWarning, match=f"damaged checkpoint.*using step {(ITERATIONS - INTERVAL) * ROWS}"):
         resumed = kills.train("dqn", run_dir)
     assert_the_same_run(resumed, reference, run_dir)
 

@@ -256,7 +256,7 @@ def resigned(file, **changes):
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, damage):
     DAMAGES[damage](saved / f"{30:012d}")
-    with pytest.warns(RuntimeWarning, match="000000000030: .*taking step 20"):
+    with pytest.warns(RuntimeWarning, match="000000000030: .*using step 20"):
         state, step, _ = restore(saved, make_state())
     assert step == 20
     assert_same(state, make_state(20))
@@ -275,7 +275,7 @@ def test_a_score_is_not_written_through_a_link(saved, tmp_path):
 
 def test_a_checkpoint_that_was_renamed_is_not_of_that_step(saved):
     (saved / f"{30:012d}").rename(saved / f"{40:012d}")
-    with pytest.warns(RuntimeWarning, match="of step 30; taking step 20"):
+    with pytest.warns(RuntimeWarning, match="of step 30; using step 20"):
         _, step, _ = restore(saved, make_state())
     assert step == 20
 

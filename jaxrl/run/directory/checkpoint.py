@@ -1,23 +1,23 @@
-"""Checkpoints of the whole training state: saved in the background, verified when read.
+"""Checkpoints of the complete training state, which are saved in the background and verified when read.
 
-Orbax writes the arrays but does not notice a flipped bit, so our own manifest next to them holds a checksum of every
-leaf, the versions and the configuration. A step is built in a temporary folder and renamed when it is complete, so a
-killed save leaves no incomplete step:
+Orbax writes the arrays but does not notice a flipped bit, so a separate manifest next to them contains a checksum of
+every leaf, the versions and the configuration. A step is written to a temporary folder, which is renamed when it is
+complete, so a killed save leaves no incomplete step:
 
-    checkpoints/000000008192/manifest.json     the contents, with checksums; itself checksummed
+    checkpoints/000000008192/manifest.json     the contents with checksums, and a checksum of this file
     checkpoints/000000008192/state/            the arrays, in Orbax's format
 
 Nothing is pickled.
 """
 
-# Reasons not to keep, prune and commit checkpoints with Orbax's CheckpointManager (0.12.8):
+# Reasons not to use Orbax's CheckpointManager (0.12.8) to keep, delete and commit checkpoints:
 # - `save` raises StepAlreadyExistsError for an existing step, and a kill after deleting the step would lose it. A run
 #   that is interrupted during an evaluation saves the same step before the evaluation and again after it.
 # - `BestN` uses scores that are passed to `save`, or that are in Orbax's files when the manager is created or reloaded.
-#   Our scores may come later, from evaluations in a thread, and all earlier runs have them in our manifests.
-# - It counts a step with a damaged manifest among the newest, and deletes a sound one instead.
+#   Our scores may be known only later, after evaluations in a thread, and earlier runs have them in our manifests.
+# - It counts a step with a damaged manifest among the newest steps, and deletes a sound step instead.
 # - It recreates deleted folders, and its files and temporary names are unknown to `core/ownership.py`.
-# It could replace `_prune`, `_recover` and `_move_into_place`, about 260 tokens, but the workarounds need as many.
+# It could replace `_prune`, `_recover` and `_move_into_place` (about 260 tokens), but workarounds need as many tokens.
 
 import concurrent.futures
 import contextlib
@@ -47,17 +47,17 @@ from jaxrl.run.directory.manifest import Damaged, Manifest
 from jaxrl.run.directory.run_directory import check_no_pattern
 
 _TEMPORARY = ".saving-"  # a save in progress, or one that was killed
-_REPLACED = ".replaced-"  # the old contents of a step that is being saved again
+_REPLACED = ".replaced-"  # the old contents of a step that is being replaced
 
 
 class Checkpointer:
-    """A writer of the checkpoints of one run, which keeps the newest few and the best.
+    """A writer of the checkpoints of one run, which keeps the newest ones and the best one.
 
     Only the process that owns a run may use it. To read the checkpoints of a run that another process owns, use
     `restore` and `read_manifest`, which change nothing on disk.
 
     Args:
-      directory: folder of the steps; created if missing. Remains of a killed save are removed.
+      directory: folder of the checkpoints; created if missing. Remains of a killed save are removed.
       config: the resolved configuration as JSON values, which every manifest contains.
       keep: number of the newest steps to keep, at least 1; the step with the best score is kept as well.
       max_failures: number of consecutive failed saves after which an error is raised; the first failure only warns.
@@ -74,7 +74,7 @@ class Checkpointer:
         self._failures_in_a_row = 0
         self._failure: str | None = None  # error of the last save
         self.has_warned = False  # since the last successful save
-        self.config = files.as_read_back(config)  # as it will be read back; raises for a value that is not JSON
+        self.config = files.as_read_back(config)  # as it is read back; raises an error for values that are not JSON
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()
@@ -99,12 +99,12 @@ class Checkpointer:
     ) -> None:
         """Save `state` as `step` in the background, and replace an older save of the same step.
 
-        The call waits for the previous save and returns once the leaves are copied to host memory; the caller may
-        donate them from then on. With several processes, all must call it, and it returns when the state is saved.
+        The call waits for the previous save and returns once the leaves are copied to host memory, so the caller may
+        donate them afterwards. With several processes, all must call it, and it returns when the state is saved.
 
         Args:
-          step: the number of this checkpoint.
-          state: a pytree of arrays (typed keys included) and Python numbers.
+          step: the number of the checkpoint, which names its folder.
+          state: a pytree of arrays (including typed keys) and Python numbers.
           score: score of the checkpoint, if known; higher is better, and the best checkpoint is kept.
           callbacks: the state of the callbacks as JSON values, stored in the manifest.
 
@@ -203,7 +203,7 @@ class Checkpointer:
         return _best(self._scores)
 
     def restore(self, template: PyTree) -> tuple[PyTree, int, Manifest]:
-        """Restore the newest sound step; damaged steps that are newer no longer count towards `keep`."""
+        """Restore the newest sound step. Newer steps, which are damaged, no longer count towards `keep`."""
         self.wait()
         state, step, record = restore(self.directory, template)
         self._damaged = {newer for newer in _numbered(self.directory) if newer > step}
@@ -243,7 +243,7 @@ class Checkpointer:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
                 assert self._folder is not None  # set until `close`
-                # Orbax recreates deleted folders, so an existing folder may be another one.
+                # Orbax recreates deleted folders, so an existing folder may not be the original one.
                 if not os.path.samestat(os.stat(self.directory), os.fstat(self._folder)):
                     raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
@@ -304,7 +304,7 @@ def restore(
             tried.append(f"{here[candidate]}: {error}")
             continue
         for reason in tried:
-            warnings.warn(f"damaged checkpoint {reason}; taking step {candidate} instead", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"damaged checkpoint {reason}; using step {candidate} instead", RuntimeWarning, stacklevel=2)
         return state, candidate, record
     raise CheckpointError("no checkpoint can be restored; tried:\n  " + "\n  ".join(tried))
 
@@ -333,7 +333,7 @@ def complete_steps(directory: str | os.PathLike) -> list[int]:
 
 
 def best_step(directory: str | os.PathLike) -> int:
-    """Return the step with the highest score; if several have it, the latest of them.
+    """Return the step with the highest score; if several steps have this score, the latest of them.
 
     Raises:
       CheckpointError: no complete checkpoint has a score.
@@ -341,7 +341,7 @@ def best_step(directory: str | os.PathLike) -> int:
     directory = files.expand(directory).absolute()
     best = _best({step: record.score for step, record in _complete(directory).items()})
     if best is None:
-        raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; use the newest")
+        raise CheckpointError(f"no checkpoint in {directory} has a score, so there is no best one; use the newest")
     return best
 
 
@@ -377,7 +377,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
 
 
 def _read_arrays(folder: Path, expected: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
-    """Read the arrays of a step; return them by name."""
+    """Read the arrays of a step; return them keyed by name."""
     if not expected:
         return {}
     import orbax.checkpoint as ocp
@@ -412,10 +412,10 @@ def _check_arrays(expected: Mapping[str, jax.ShapeDtypeStruct], found: Mapping[s
 
 
 def _check_memory(path: Path, arrays: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Check that arrays fit in memory, before any is allocated.
+    """Check that arrays fit in memory before any of them is allocated.
 
     Raises:
-      CheckpointError: they do not fit.
+      CheckpointError: the arrays do not fit.
     """
     needed, free = sum(x.size * x.dtype.itemsize for x in arrays.values()), memory.free_on_host()
     if free is not None and needed > free:
@@ -429,7 +429,7 @@ def _folder(step: int) -> str:
 
 
 def _numbered(directory: Path) -> dict[int, Path]:
-    """Return the folders of all saved steps, including damaged ones, by step."""
+    """Return the folders of all saved steps, including damaged ones, keyed by step."""
     if not directory.is_dir():
         return {}
     return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
@@ -455,7 +455,7 @@ def _move_into_place(building: Path, final: Path) -> None:
 
 
 def _remove_until_it_stays_away(building: Path) -> None:
-    """Remove a folder until nothing recreates it: TensorStore's threads still write after Orbax has raised an error."""
+    """Remove a folder until nothing recreates it, because TensorStore's threads write even after an error in Orbax."""
     quiet = 0
     for _ in range(100):
         quiet = 0 if building.exists() else quiet + 1
@@ -466,7 +466,7 @@ def _remove_until_it_stays_away(building: Path) -> None:
 
 
 def _recover(directory: Path) -> None:
-    """Remove the remains of killed saves, and move old contents back that were moved away but not yet replaced."""
+    """Remove the remains of killed saves, and restore old contents that were moved away but not yet replaced."""
     for path in directory.glob(_TEMPORARY + "[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -487,7 +487,7 @@ def _barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def _absl_quiet() -> Generator[None]:
-    """Silence absl's errors: Orbax also logs the errors that it raises, with their tracebacks."""
+    """Silence absl's error log, because Orbax also logs the errors that it raises, with their tracebacks."""
     logger = logging.getLogger("absl")
     logger.addFilter(_is_no_error)
     try:

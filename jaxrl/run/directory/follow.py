@@ -26,7 +26,7 @@ from jaxrl.run.policies.opponents import as_opponent
 from jaxrl.run.policies.policy import Policy
 from jaxrl.run.settings import RunSettings
 
-_LATE = 60.0  # seconds after which the learners' last files are visible, even if NFS caches a folder
+_LATE = 60.0  # seconds after which the last files of the learners are visible, even if NFS caches folders
 
 
 def follow(
@@ -44,9 +44,9 @@ def follow(
 ) -> Iterator[tuple[int, Evaluation]]:
     """Evaluate the checkpoints of a run that another process trains, on this or another machine.
 
-    The call may precede the start of the run. Checkpoints that the run deletes before their evaluation are skipped.
+    The call may be made before the run starts. Checkpoints that the run deletes before their evaluation are skipped.
     Results are appended to a file. Steps that are already in the file are not evaluated again, so a repeated call
-    continues where the previous one stopped.
+    continues where the previous call stopped.
 
     Args:
       path: the run directory.
@@ -74,10 +74,10 @@ def follow(
     if policy_folder.is_policy_folder(path):
         raise ConfigError(f"{path} contains an exported policy, not a run; leave out --follow to evaluate it")
     if opponent is not None:
-        opponent = as_opponent(opponent) or "random"  # loaded once, because its run may continue
+        opponent = as_opponent(opponent) or "random"  # loaded only once, because the opponent's run may continue
     while not (path / "config.json").exists():
         time.sleep(poll)
-    read_config(path)  # report an invalid file at once, not at the first checkpoint
+    read_config(path)  # raises the error for an invalid file at once, not at the first checkpoint
     out = out or path / EVALUATIONS
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
@@ -143,7 +143,7 @@ def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
         episodes=settings.evaluation_episodes,
         explore=settings.explore_in_evaluation,
         step_timeout=settings.topology.step_timeout,
-        algo=settings.algo,  # config.json cannot hold parts that are not registered
+        algo=settings.algo,  # config.json cannot contain classes that are not registered
         env=settings.eval_env,
         poll=poll,
     ):

@@ -1,7 +1,7 @@
 """Initialization of a run from another run: fine-tuning, changed settings, or online after offline training.
 
 `load_initial` compares the learner state of the new run with the source, leaf by leaf, before anything is compiled.
-Leaves that match are copied, and the rest is initialized; the parameters and statistics that the policy acts with
+Leaves that match are copied, and all others are initialized; the parameters and statistics that the policy acts with
 must match. Environments, replay buffers, steps and schedules always start from the beginning.
 """
 
@@ -32,7 +32,7 @@ InitFrom = str | os.PathLike | Policy | PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Initial:
-    """The arrays that a run starts from instead of newly initialized ones.
+    """The arrays from another run, policy or learner state that replace newly initialized arrays of a run.
 
     Attributes:
       parent: the entry "parent" of `config.json`, as JSON values.
@@ -50,7 +50,7 @@ class Initial:
 
 
 def parent_notes(parent: Mapping[str, Any]) -> list[str]:
-    """Return lines that list the copied and the newly initialized parts."""
+    """Return lines of text that list the copied and the newly initialized parts of the learner state."""
     where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
     where += f" at step {parent['step']:,}" if "step" in parent else ""
     lines = [f"copied from {where}: {', '.join(parent['taken'])}"]
@@ -152,7 +152,7 @@ def _run_and_step(source):
 
 
 def _acting(algo, shapes) -> ActorState:
-    """Return an actor state with, for each leaf, its index among the learner's leaves; -1 if it is computed."""
+    """Return an actor state whose leaves are indices among the learner's leaves; -1 for computed leaves."""
     found = []
 
     def trace(learner):
@@ -171,7 +171,7 @@ def _needed(actor):
 
 
 def _of_policy(acting, actor, shapes):
-    """Return the policy's arrays by index of the learner's leaf, with copies for the target networks."""
+    """Return the policy's arrays, keyed by the index of the learner's leaf, with copies for the target networks."""
     values = {}
     for name, numbers in _needed(acting).items():
         theirs = _needed(actor)[name]
@@ -191,7 +191,7 @@ def _of_policy(acting, actor, shapes):
 
 
 def _matched(shapes, learner):
-    """Return the arrays of `learner`, by leaf index, in the parts whose names and shapes match those of `shapes`."""
+    """Return the arrays of `learner`, keyed by leaf index, for the parts whose names and shapes match `shapes`."""
     values: dict[int, Any] = {}
 
     def copy(numbers, theirs):
@@ -244,7 +244,7 @@ def _kind(x):
 
 
 def _problems(acting, theirs, learner, shapes, values):
-    """Return one line for each missing or mismatched leaf that the policy needs to act."""
+    """Return one error message for each missing or mismatched leaf that the policy needs to act."""
     paths, leaves, problems = list(named_leaves(shapes, ".")), jax.tree.leaves(shapes), []
     for name, numbers in _needed(acting).items():
         if name == "statistics" and theirs is not None:
@@ -268,7 +268,7 @@ def _problems(acting, theirs, learner, shapes, values):
 
 
 def _names(shapes, values):
-    """Return the names of the copied and of the initialized parts; a wholly copied or initialized part has one name."""
+    """Return the names of the largest parts that are entirely copied, and of those that are entirely initialized."""
     numbers = _numbered(shapes)
 
     def divide(name, part):

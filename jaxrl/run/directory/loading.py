@@ -1,4 +1,4 @@
-"""Loading of runs from their directories: policies and learner states."""
+"""Loading of policies and learner states from the directories of runs."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ class LoadedRun:
       env: the training environment, prepared for evaluation.
       config: the contents of `config.json`.
       step: environment steps at the checkpoint.
-      learner: the algorithm's state; None in a folder that holds only a policy.
+      learner: the learner state of the algorithm; None for an exported policy.
     """
 
     policy: Policy
@@ -79,8 +79,8 @@ def load(
     Args:
       path: the run directory, the directory of a sweep (to load its best run), or a folder written by
         `export_policy(..., to="safetensors")`.
-      step: the checkpoint to load; None: the newest sound one.
-      best: load the checkpoint with the highest evaluation instead.
+      step: the step of the checkpoint to load; None: the newest sound checkpoint.
+      best: load the checkpoint with the highest evaluation return instead.
       algo, env: the algorithm and the environment to use instead of those in `config.json`; needed if one of their
         classes is not registered with `jaxrl.register`.
 
@@ -101,7 +101,7 @@ def load_run(
     algo: Algorithm | None = None,
     env: EnvironmentLike | None = None,
 ) -> LoadedRun:
-    """Load the policy of a run as `load` does, with the algorithm, environment, configuration and learner state."""
+    """Load a run as `load` does; return its policy, algorithm, environment, configuration and learner state."""
     keep_compiled_programs()
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True cannot be combined; pass one of them")
@@ -127,7 +127,7 @@ def load_run(
 
 
 def chosen(step: int | None, best: bool) -> str:
-    """Return the arguments that select a checkpoint, as text; empty for the newest."""
+    """Return the arguments that select a checkpoint, as text; empty for the newest checkpoint."""
     return ", ".join([f"step={step}"] * (step is not None) + ["best=True"] * best)
 
 
@@ -137,7 +137,7 @@ def _resolved(algo, step, total):
 
 
 def _described_run(path, algo, env):
-    """Return the configuration in a folder, its algorithm, environment and spec, and the total steps."""
+    """Return the configuration in a run directory, its algorithm, environment and spec, and the total steps."""
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
@@ -154,13 +154,13 @@ def _described_run(path, algo, env):
             check_spaces(EnvSpec(full_name(trained_on), *both), made)  # clearer than the error of mismatched parameters
         env = envs.prepared(made)
         spec = env_spec(env)
-        algo = algo.resolve(spec, 0)  # without training environments, because it only acts
+        algo = algo.resolve(spec, 0)  # no training environments, because it only acts
         return config, algo, env, spec, _steps_in_all(config, algo)
 
 
 @contextlib.contextmanager
 def _described(path):
-    """Reraise construction errors as errors of config.json, where only single fields were checked before."""
+    """Convert unexpected errors in constructing the objects of config.json to a `ConfigError` that names the file."""
     try:
         yield
     except ConfigError as error:  # shortened, because it may quote the file's contents

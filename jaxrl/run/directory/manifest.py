@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: the versions, the configuration, and the shape, dtype and checksum of every leaf."""
+"""Manifest of a checkpoint: versions, configuration, and the shape, dtype and checksum of every leaf."""
 
 import dataclasses
 import datetime
@@ -31,7 +31,7 @@ class Damaged(Exception):
 
 @dataclasses.dataclass
 class Leaf:
-    """A saved array: its dtype and shape in the state and, as `data_*`, on disk (typed keys are stored as words)."""
+    """A saved array: its dtype and shape in the state and, as `data_*`, on disk (typed keys are stored as integers)."""
 
     name: str
     dtype: str
@@ -63,12 +63,12 @@ class Manifest:
 
 
 def is_key(leaf: Any) -> bool:
-    """Return whether `leaf` holds typed PRNG keys."""
+    """Return whether `leaf` consists of typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by path, such as `learner/params/policy/kernel`."""
+    """Return the leaves, keyed by paths such as `learner/params/policy/kernel`."""
     return trees.named_leaves(tree, root="value")
 
 
@@ -86,7 +86,7 @@ def stored_as(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def checksum(array: Any) -> int | None:
-    """Return the CRC-32 of an array's bytes, or None if this process does not hold all of it."""
+    """Return the CRC-32 of an array's bytes, or None if this process has only a part of the array."""
     if not isinstance(array, np.ndarray):
         return None
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -114,13 +114,13 @@ def differences(
 
 
 def take(name: str, leaf: Any) -> Any:
-    """Copy a leaf to host memory, because on CPU, a numpy view of a donated array would change during the save.
+    """Copy a leaf to host memory, because on a CPU, a numpy view of a donated array would change during the save.
 
     An array that is distributed over several processes is copied on its devices instead, and Orbax gathers it.
 
     Args:
       name: name of the leaf, for the error.
-      leaf: an array, typed keys (copied as their words), or a Python number.
+      leaf: an array, typed keys (copied as integers), or a Python number.
 
     Raises:
       CheckpointError: `leaf` has another type.
@@ -184,7 +184,7 @@ def read(path: Path) -> Manifest:
     if isinstance(newer := body.get("format"), int) and newer > FORMAT:
         raise CheckpointError(
             f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}, but this jaxrl "
-            f"{own_version()} reads formats up to {FORMAT}; install that version"
+            f"{own_version()} reads formats up to {FORMAT}; install that newer version"
         )
     try:
         return build(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})

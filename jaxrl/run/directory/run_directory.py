@@ -19,11 +19,11 @@ from jaxrl.core.config import check_sizes, decode, encode, not_written
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.directory.run_status import read_result
 
-# Fields, or groups of fields, that may differ in a resumed run. If the number of shards stays the same, the number of
-# devices affects only rounding.
+# Fields and groups of fields that may differ in a resumed run. With the same number of shards, the number of devices
+# affects only rounding.
 MAY_CHANGE = ("total_steps", "logging", "native", "topology.devices")
 
-FORMAT = 1  # of config.json; incremented by a change that makes earlier files unreadable
+FORMAT = 1  # format of config.json; incremented by changes that make earlier files unreadable
 
 LOG = "log.txt"  # messages of the run
 EVALUATIONS = "evaluations.jsonl"  # written by an evaluator that follows the run
@@ -34,7 +34,7 @@ _ABSENT = object()
 
 
 class RunDirectory:
-    """The directory of a run, locked until closed.
+    """The directory of a run, which is locked until it is closed.
 
     Args:
       path: the directory; created if missing.
@@ -52,8 +52,8 @@ class RunDirectory:
 
     Raises:
       RunDirectoryError: another process has locked the directory; it contains a run of another configuration (the
-        message shows the differences), something other than a run, or a file not written by jaxrl under a name that
-        jaxrl uses; or it cannot be written to.
+        message shows the differences), something other than a run, or a file that jaxrl did not write but whose name
+        it uses; or it cannot be written to.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # unknown; the next write raises the error
+            return True  # unknown; the next write raises an error if the directory is missing
 
     def close(self) -> None:
         """Release the lock. May be called twice."""
@@ -138,7 +138,7 @@ class RunDirectory:
         self._lock.flush()
 
     def _compare(self) -> bool:
-        """Check that an earlier run has the same configuration; return whether there is one."""
+        """Return whether the directory contains an earlier run, after checking that its configuration is the same."""
         if not (self.path / "config.json").exists():
             return False
         before = read_config(self.path)
@@ -153,7 +153,7 @@ class RunDirectory:
         return True
 
     def _check_checkpoints(self) -> None:
-        """Check that a run with metrics has checkpoints to resume from; without them, the metrics would be deleted."""
+        """Check that a run with metrics has checkpoints to resume from, because otherwise its metrics would be lost."""
         # A run that was killed before its first checkpoint has an empty folder but no result; the result of a run that
         # could not save is "unsaved".
         ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
@@ -166,7 +166,7 @@ class RunDirectory:
 
 
 def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Check that no part of `path` below `root` is a link, because files would be written elsewhere.
+    """Check that no part of `path` below `root` is a symbolic link, because files would be written elsewhere.
 
     Raises:
       RunDirectoryError: `path`, or a folder between it and `root`, is a link.
@@ -177,7 +177,7 @@ def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
         if folder.is_symlink():
             raise RunDirectoryError(
                 f"{folder} is a link to {os.readlink(folder)!r}, but a run writes only to its own directory; replace "
-                "the link by the folder, or use another --run-dir"
+                "the link with the folder, or use another --run-dir"
             )
 
 
@@ -218,7 +218,7 @@ def close_runs(path: str | os.PathLike) -> list[Path]:
 
 
 def _why_none(path: Path) -> str:
-    """Return the reason that a path is not a run directory, with the runs that may have been meant."""
+    """Return the reason why a path is not a run directory, with suggestions of similar paths."""
     if path.is_file():
         return "it is a file"
     if not path.is_dir():
@@ -237,7 +237,7 @@ def _is_run(path: Path) -> bool:
 def difference(
     before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = (), prefix: str = ""
 ) -> list[str]:
-    """Return one line for each setting in which two configurations differ; nested names are dotted.
+    """Return one line for each setting that differs between two configurations; nested names are dotted.
 
     Objects of different types, and different environments, count as one setting.
     """
@@ -258,7 +258,7 @@ def _kind(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _abridged(value: Any) -> str:
-    """Return the JSON of a setting, shortened to a hundred characters."""
+    """Return a setting as JSON, shortened to 100 characters."""
     if value is _ABSENT:
         return "(absent)"
     text = files.to_json(value)
@@ -266,9 +266,9 @@ def _abridged(value: Any) -> str:
 
 
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with defaults for fields that were added after it was written.
+    """Return `config` with defaults for fields that were added to jaxrl after it was written.
 
-    It fills in fields of algorithms, networks and topologies, at the top level and in the entries "sweep" and "tune".
+    These are fields of algorithms, networks and topologies, at the top level and in the entries "sweep" and "tune".
     """
     below = (name for name in ("sweep", "tune") if isinstance(config.get(name), dict))
     filled = {**config, **{name: with_new_fields(config[name]) for name in below}}
@@ -323,9 +323,9 @@ def _probe(path: Path) -> None:
 
 
 def _clear_remains(path: Path) -> None:
-    """Remove files written after the run directory was deleted or moved.
+    """Remove files that were written after the run directory was deleted or moved.
 
-    A save may have recreated the folders, and the log or the metrics may have been written there again.
+    A save may have recreated the folders, and the log or the metrics may have been written to them.
     """
     with contextlib.suppress(OSError):
         if {found.name for found in path.iterdir()} <= {"metrics.csv", LOG, *_FOLDERS}:

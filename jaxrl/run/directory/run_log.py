@@ -1,4 +1,4 @@
-"""Text log of a run directory: the messages that the run prints, with times but without the progress display."""
+"""Text log of a run directory: the messages that the run prints, with time stamps, without the progress display."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ from jaxrl.core.errors import RunStoppedWarning
 from jaxrl.run.directory.run_directory import LOG
 
 _MOST = 2**20  # bytes; in a larger log, the older half is deleted
-_MOST_HELD = 1_000  # maximum number of lines held until the directory is open
+_MOST_HELD = 1_000  # maximum number of lines kept in memory until the directory is open
 _TIME = "%Y-%m-%d %H:%M:%S "
 
 
@@ -29,7 +29,7 @@ class RunLog:
         self._lock = threading.RLock()  # reentrant: a signal handler may write while its thread is writing
 
     def open(self, directory: Path) -> None:
-        """Open the log of a run directory and append the lines held so far."""
+        """Open the log of a run directory and append the lines kept in memory so far."""
         with self._lock:
             self._file = directory / LOG
             self._append("".join(self._held))
@@ -46,7 +46,7 @@ class RunLog:
                 self._append(line)
 
     def close(self) -> None:
-        """Stop writing, because the run has ended or its directory is gone."""
+        """Stop writing, because the run has ended or its directory was deleted."""
         with self._lock:
             self._file = None
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from jaxrl.core import files
 
-# Lines of the lock file: the `start` of the last run, and that of the launch to which the run belongs.
+# Lines of the lock file: the `start` of the last run, and the `start` of the launch that the run belongs to.
 _START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)
 _LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
 def is_finished(path: str | os.PathLike) -> bool:
-    """Return whether a run, on any machine, has written its result and was not started again since."""
+    """Return whether a run, on any machine, has written its result and was not started again afterwards."""
     start = _START.search(_read_lock(path))  # written when a run starts
     return start is not None and read_result(path).get("start") == start[1]
 
 
 def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
-    """Return whether the last run in a directory belongs to a launch.
+    """Return whether the last run in a directory belongs to the given launch.
 
     Args:
       path: the directory.

@@ -1,7 +1,7 @@
 """Directories of sweeps and searches: their results, and the location of the best policy.
 
 sweep.json       the configurations, the scores, and the best run; written last
-metrics.jsonl    one row for each configuration, seed and point; read by `jaxrl plot`
+metrics.jsonl    one row for each configuration, seed and point of the curves; read by `jaxrl plot`
 curves.csv       the same rows as a table, with the settings
 table.csv, table.md, curves.png
 lineage.csv, lineage.png   of a population, instead of curves.png
@@ -25,7 +25,7 @@ from jaxrl.run.directory.run_status import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
-OF_THE_CALL = ("steps_per_second", "wall_seconds")  # recorded, like "origin", for the last call that trained
+OF_THE_CALL = ("steps_per_second", "wall_seconds")  # values of the last call that trained, like "origin"
 _FORMAT = 1
 
 
@@ -52,7 +52,7 @@ def write(
 def check(
     path: Path, kind: str, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, overwrite: bool
 ) -> None:
-    """Check that the results of a sweep can be saved in a directory without replacing or deleting anything else.
+    """Check that the results of a sweep can be saved in a directory without replacing or deleting other files.
 
     Args:
       path: the directory, which may be missing.
@@ -61,7 +61,7 @@ def check(
       overwrite: whether the results of another sweep of this kind may be replaced.
 
     Raises:
-      RunDirectoryError: the directory contains something else, or a file not written by jaxrl under a name that jaxrl
+      RunDirectoryError: the directory contains something else, or a file that jaxrl did not write but whose name it
         uses.
     """
     ownership.check_folder(path, kind)
@@ -77,17 +77,16 @@ def check_best(path: Path) -> None:
     """Check that the best policy of a sweep or a search can be saved in its directory.
 
     Raises:
-      RunDirectoryError: `best` is a link or a run, or contains a file not written by jaxrl under a name that jaxrl
-        uses.
+      RunDirectoryError: `best` is a link or a run, or contains a file that jaxrl did not write but whose name it uses.
     """
     best = path / BEST
     check_below(path, best)
-    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # copied from the best of the run directories
+    copied = ownership.folder_kind(best) == "a run" and is_sweep(path)  # a copy of the best run directory
     ownership.check_folder(best, "a run" if copied else "the best policy of a sweep or a search")
 
 
 def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
-    """Check that a directory does not contain the results of another sweep, which would be lost.
+    """Check that a directory does not contain the results of another sweep, because these would be lost.
 
     Args:
       path: the directory.
@@ -211,13 +210,13 @@ def is_search(path: str | os.PathLike) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An ended trial of a search, with its result.
+    """A trial of a search that has ended, with its result.
 
     Attributes:
-      settings: the fields of the algorithm that were searched or fixed; for a saved trial, only those searched.
+      settings: the searched and fixed fields of the algorithm; for a saved trial, only the searched fields.
       returns: the mean return over seeds at each evaluation; may be NaN.
-      ended: "finished", "pruned", or "failed": a value was not finite, the settings are incompatible, or the process
-        was lost.
+      ended: "finished", "pruned" or "failed" (a value was not finite, the settings are incompatible, or the process was
+        lost).
       problem: the reason for a failure.
     """
 
@@ -228,7 +227,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """The last mean return; NaN for a trial that did not finish."""
+        """The mean return of the last evaluation; NaN for a trial that did not finish."""
         return self.returns[-1] if self.ended == "finished" and self.returns else math.nan
 
 

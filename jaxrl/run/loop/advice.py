@@ -16,16 +16,16 @@ _SIGNIFICANT = 4.0  # standard errors by which returns must fall for a warning
 _NOTABLE = 2.5  # standard errors by which returns may rise by chance
 _LEAST_FALL = 0.1, 0.25  # minimum fall, as fractions of the return and of its standard deviation
 _NO_ENTROPY = 1e-4  # nats
-_COVERED = 0.75  # minimum fraction of the first steps in ended episodes; at first, only short episodes have ended
-_FIRST, _LATE = 0.1, 0.2  # fractions of the run: its beginning is at most the first 10%, its end the last 20%
+_COVERED = 0.75  # minimum fraction of the first steps in ended episodes, because short episodes end first
+_FIRST, _LATE = 0.1, 0.2  # maximum fraction of the run that is its beginning, and fraction that is its end
 _FEWEST = 20  # minimum number of episodes for an estimate of the mean return
 _FEWEST_FLAT = 200  # minimum number of episodes at the end to conclude that the return did not rise
-_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # relative entropy change, and KL divergence in nats, that learning exceeds
-_UPDATES = {True: 50, False: 5_000}  # iterations with updates after which learning is expected; on-policy or not
+_SAME_ENTROPY, _NO_KL = 1e-4, 1e-8  # relative entropy change, and KL in nats, below which the policy is unchanged
+_UPDATES = {True: 50, False: 5_000}  # updates after which learning is expected, for on-policy and other algorithms
 
 
 def of(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return warnings about the metrics of a chunk or an evaluation, by name."""
+    """Return warnings about the metrics of a chunk or an evaluation, keyed by the name of the problem."""
     found = {}
     edge, clipped = (metrics.get(f"update/support_{name}_mass", 0.0) for name in ("edge", "clipped"))
     if edge > EDGE_MASS and clipped > CLIPPED_MASS:
@@ -51,7 +51,7 @@ def at_end(
     same_env: bool,
     greedy: bool,
 ) -> str | None:
-    """Return a warning about a run that did not learn, or whose greedy actions lose much of what it learned, or None.
+    """Return a warning if a run did not learn, or if its greedy actions are much worse than sampled ones, else None.
 
     There is no warning if chance, a short run, or a return that cannot improve would also explain the metrics.
 
@@ -88,7 +88,7 @@ def at_end(
 
 
 def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int | None) -> str | None:
-    """Return a warning about a run whose last evaluation is far below its best, or None.
+    """Return a warning if the last evaluation of a run is far below its best evaluation, else None.
 
     Args:
       rows: the metrics of the run, in the order in which they were logged.
@@ -105,7 +105,7 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the last fifth of training; if no episode ended there, of the last row with episodes.
+    """Return the mean return in the last fifth of training; if no episode ended in it, in the last row with episodes.
 
     The result is None if no episode ended in the whole run.
     """
@@ -181,9 +181,9 @@ def _rose(first, ended, evaluations, rows) -> bool:
 
 
 def _lost_by_greedy_actions(first, last, evaluations) -> str | None:
-    """Return a warning if even the best late evaluation loses over half of the return in training, or None.
+    """Return a warning if even the best late evaluation is far below the return in training, else None.
 
-    If the return improved in training, the loss must exceed half of the improvement; otherwise, half of the return.
+    The difference must exceed half of the improvement in training or, without an improvement, half of the return.
     """
     if last is None or not evaluations:
         return None

@@ -1,4 +1,4 @@
-"""Evaluations of a run, which are compiled in the background, logged, and stored as scores of checkpoints."""
+"""Evaluations of a run: compilation in the background, logging, and scores of checkpoints."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ class Evaluations:
       settings: resolved settings of the run.
       program: the training program.
       algo, env: the algorithm and the evaluation environment, on the program's devices.
-      schedule, saver, journal, signals: parts of the run.
+      schedule, saver, journal, signals: the objects of the run with these names.
       background: running tasks by name; "evaluation" compiles the first evaluation.
       max_steps: step limit of an episode.
 
@@ -87,14 +87,14 @@ class Evaluations:
         return isinstance(self.env, Environment) and not self.in_thread
 
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
-        """Evaluate the policy after `done` iterations, or start to evaluate it if evaluations run in a thread.
+        """Evaluate the policy after `done` iterations, or start its evaluation if evaluations run in a thread.
 
         The thread uses a device of this process that does not learn, if there is one.
 
         Args:
           state: state of the run after these iterations.
           done: number of iterations.
-          log: whether to log the result; a step with a logged result is never logged again.
+          log: whether to log the result; a result for the same step is logged only once.
 
         Raises:
           Exception: the error of an evaluation that does not run in a thread.
@@ -138,7 +138,7 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def close(self) -> None:
-        """Wait a few seconds for an evaluation that will not be collected; abandon its thread if it hangs."""
+        """Wait a few seconds for a running evaluation, whose result is ignored; abandon its thread if it hangs."""
         if self._task is not None:
             self._task.wait(GOODBYE)
 
@@ -152,13 +152,13 @@ class Evaluations:
         return self.scores[max(counts)] if counts else None
 
     def is_lacking(self, done: int) -> bool:
-        """Return whether an evaluation after `done` iterations was due but is not logged; equal in all processes."""
+        """Return whether an evaluation was due after `done` iterations but is not logged, in the first process."""
         schedule = self.schedule
         due = done <= schedule.iterations and schedule.evaluates(done)
         return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.scores)
 
     def film(self, state: RunState, done: int) -> None:
-        """Write a video of the evaluations' first episode, in the first process; a failure causes a warning."""
+        """Write a video of the first evaluation episode, in the first process; a failure causes a warning."""
         if self.saver.directory is None:
             return
         from jaxrl.run.recording import rendering  # imported late, because most runs have no videos

@@ -1,4 +1,4 @@
-"""Journal of a run: it passes metrics to files, loggers and the progress display, and warns about them."""
+"""Journal of a run, which passes metrics to files, loggers and the progress display, and issues warnings about them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from jaxrl.run.result import metrics_files
 
 
 class Journal:
-    """A journal of the metrics of a run, over all its sessions.
+    """The metrics of a run, including those of its earlier sessions, and the outputs that they are passed to.
 
     Args:
       loggers: the user's loggers.
@@ -27,7 +27,7 @@ class Journal:
     Attributes:
       history: the rows of metrics, in order.
       newest: the newest value of every metric.
-      earlier_seconds: seconds of the earlier sessions.
+      earlier_seconds: total duration of the earlier sessions.
       laps: the clock of this session.
     """
 
@@ -44,7 +44,7 @@ class Journal:
         self._display.start(total_steps, timed=True, phase="compiling")
 
     def open(self, directory: RunDirectory, step: int) -> None:
-        """Open the files of a run directory, read their rows up to `step`, and delete later ones."""
+        """Open the files of a run directory, read the rows up to `step`, and delete the rows after it."""
         if step:
             self._display.resume(step)
         self._files = Loggers(metrics_files(directory, step))
@@ -64,7 +64,7 @@ class Journal:
         Args:
           step: environment steps.
           metrics: metrics by name.
-          seconds: seconds of the run at this row; None: its seconds until now.
+          seconds: duration of the run up to this row; None: up to now.
         """
         found = {"seconds": self.seconds() if seconds is None else seconds} | dict(metrics)
         self.history.append({"step": step} | found)
@@ -77,7 +77,7 @@ class Journal:
         self._display.update(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show metrics without writing them."""
+        """Show metrics in the progress display without writing them."""
         self._display.update(step, metrics)
 
     def show_video(self, step: int, video: Path) -> None:
@@ -86,16 +86,16 @@ class Journal:
         self._loggers.show(step, video)
 
     def note(self, text: str) -> None:
-        """Show a line, and log it."""
+        """Show a line of text, and write it to the log."""
         self.log(text)
         self._display.note(text)
 
     def log(self, text: str) -> None:
-        """Write a line only to the log."""
+        """Write a line of text only to the log."""
         self._log.write(text)
 
     def advise(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn, once per run and problem, about settings that the metrics show to be wrong."""
+        """Warn about problems that the metrics show, once per run and problem."""
         for name, text in advice.of(metrics).items():
             if name not in self._advised and distributed.is_leader():
                 warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)

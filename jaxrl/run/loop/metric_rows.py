@@ -6,18 +6,18 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 15, 50  # approximate number of rows in a short and a long run; each ends a chunk, which costs milliseconds
+_ROWS = 15, 50  # approximate numbers of rows in short and long runs; each row ends a chunk, which takes milliseconds
 _FEWEST_ITERATIONS = 100
 
 
 def row_period(iterations: int, evaluation_period: int, every: int | None) -> int | None:
-    """Return the number of iterations between rows, equal on all machines, or None for a row after every chunk.
+    """Return the number of iterations between rows, the same on all machines, or None for a row after every chunk.
 
     Args:
       iterations: iterations of the run.
       evaluation_period: iterations between evaluations, which also write rows.
-      every: iterations between rows, if set; None: a fifteenth to a fiftieth of the run (a fiftieth from 2,500
-        iterations on), rounded to divide an evaluation period evenly; a run of fewer than 100 iterations has no period.
+      every: the number to return; None: a fifteenth to a fiftieth of the run (a fiftieth from 2,500 iterations on),
+        rounded to divide an evaluation period evenly, or None in a run of fewer than 100 iterations.
     """
     if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
@@ -46,7 +46,7 @@ class TrainingRows:
         self._timed, self._seconds = 0, 0.0
 
     def add(self, report: Report, iterations: int, seconds: float | None) -> None:
-        """Add the report of a chunk as numpy arrays, and its seconds (None: not timed, because the chunk compiled)."""
+        """Add the report of a chunk, as numpy arrays, and its seconds (None: not timed, because it compiled)."""
         self._parts.append((report, iterations))
         if seconds is not None:
             self._timed += iterations
@@ -57,8 +57,8 @@ class TrainingRows:
         return {"steps_per_second": self._timed * self._steps / max(self._seconds, 1e-9)} if self._timed else {}
 
     def row(self) -> dict[str, float]:
-        """Return the metrics since the last row that are finite, and begin the next row."""
-        with np.errstate(invalid="ignore", divide="ignore"):  # means over no episodes are NaN, and left out
+        """Return the finite metrics since the last row, and begin the next row."""
+        with np.errstate(invalid="ignore", divide="ignore"):  # means over no episodes are NaN and are left out
             metrics = joined(self._parts).metrics()
             row = {name: float(value) for name, value in metrics.items() if np.isfinite(value)} | self.speed()
         if self._timed:

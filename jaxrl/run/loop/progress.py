@@ -1,4 +1,4 @@
-"""Progress display of a run: steps, steps per second, return and time left; in terminals, log files and notebooks."""
+"""Progress display of a run in terminals, log files and notebooks: steps, steps per second, return and time left."""
 
 import atexit
 import collections
@@ -21,15 +21,15 @@ RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first av
 class ProgressBar:
     """A progress display: a bar in a terminal, a changing line in a notebook, otherwise a line every few seconds.
 
-    `update` draws the display in the caller's thread. To restore the terminal, use the object as a context manager, or
-    call `close`.
+    `update` draws the display in the caller's thread. Use the object as a context manager, or call `close`, to restore
+    the terminal.
 
     Args:
       console: the output; None: standard error.
       interval: seconds between lines outside of terminals and notebooks.
       clock: a monotonic clock in seconds.
-      unit: name of the counted steps.
-      visible: whether to show anything.
+      unit: plural name of the counted items.
+      visible: whether to show the display.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ProgressBar:
         return (step - start) / (now - then) if now > then else math.nan
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Draw, and stop drawing for good if the output fails, because a failing display must not end the run."""
+        """Draw, and never draw again if the output fails, because a failing display must not end the run."""
         if not self._gone:
             try:
                 draw()
@@ -182,7 +182,7 @@ class ProgressBar:
 
 
 def _speed(rate: float, unit: str) -> str:
-    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" if the speed is below one."""
+    """Return a speed as short text: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" if the speed is below one."""
     if rate >= 1e6:
         return f"{rate / 1e6:,.1f}M {unit}/s"
     if rate >= 10 or rate <= 0:

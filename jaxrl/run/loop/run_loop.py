@@ -1,7 +1,8 @@
-"""The loop of a run, the same for every algorithm in every topology.
+"""The training loop of a run, which is the same for all algorithms and topologies.
 
-It runs compiled chunks of about a second. Progress display, logging, evaluation, checkpoints, signals and the check for
-NaN run between chunks; a chunk is dispatched before the report of the previous chunk is read.
+It runs compiled chunks of iterations, each of which takes about a second. Progress display, logging, evaluation,
+checkpoints, signals and the check for NaN run between chunks. A chunk is dispatched before the report of the previous
+chunk is read.
 
 With several processes, each runs this loop, and they agree on every value that affects it
 (`jaxrl.parallel.multihost.distributed`). Only the first process writes files and shows progress.
@@ -57,7 +58,7 @@ class _Chunk:
     """A dispatched chunk whose report has not been read."""
 
     before: RunState  # without buffers, which are donated
-    after: RunState  # likewise
+    after: RunState  # without buffers
     report: Report
     first: int
     length: int
@@ -71,7 +72,7 @@ def _placed(env, program):
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Loop:
-    """The execution of one call of `train`.
+    """The training loop of one call of `train`.
 
     Args:
       settings: resolved settings.
@@ -102,7 +103,7 @@ class Loop:
 
     def __post_init__(self, directory, checkpointer):
         settings, program = self.settings, self.program
-        # Placed on the program's devices once, so that the chunks do not have to move them.
+        # Placed on the program's devices once, so that they are not moved for every chunk.
         self.algo, self.env = program.layout.place(settings.algo), _placed(settings.acting_env, program)
         eval_env = self.env if settings.eval_env is settings.acting_env else _placed(settings.eval_env, program)
         self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
@@ -112,7 +113,7 @@ class Loop:
         self.training_rows = TrainingRows(self.schedule.rows, transitions)
         self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
         self.laps, self.first_step = self.journal.laps, 0
-        self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # as measured by the first process
+        self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # measured by the first process
         self.programs = compile_cache.programs()  # numbers of programs compiled and loaded before the run
         self.background: dict[str, BackgroundTask] = {}  # threads that prepare later steps, by name
         self.saver = Saver(directory, checkpointer, self.recorder, self.callbacks, self.journal, settings.save_replay)
@@ -139,7 +140,7 @@ class Loop:
             self.background.clear()  # do not wait for programs that are no longer needed
             raise
         finally:
-            if self.signals.received is not None and interrupts.owned():  # the process ends without waiting
+            if self.signals.received is not None and interrupts.owned():  # the process ends at once
                 self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
@@ -223,7 +224,7 @@ class Loop:
         self.state, self.done = state, step // self.schedule.rows
 
     def _go_on(self):
-        """Evaluate or stop, if an evaluation or a stop was still due at the checkpoint from which the run resumes.
+        """Evaluate or stop if the resumed run had not yet done so at its checkpoint.
 
         Raises:
           Stop: the run was stopped at this checkpoint.
@@ -252,12 +253,12 @@ class Loop:
         while not self.schedule.is_last(done):
             border = self.schedule.next_border(done)
             most = self._chunk_length(most)
-            length = min(most, border - done)  # a short chunk before a border does not limit the next one
+            length = min(most, border - done)  # a short chunk before a border does not limit the next chunk
             if (log_each := self.schedule.log_each) is not None:
                 length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            if self.limits.iterations is None:  # otherwise, the run exists only to compile its programs
+            if self.limits.iterations is None:  # otherwise, this run only compiles programs
                 self.signals.hold()  # the chunk is compiled: from now on, there is something to save
             ended = self.background["report"] = BackgroundTask(functools.partial(self._ended, report), "report")
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
@@ -273,7 +274,7 @@ class Loop:
                 self._at_border()
 
     def _dispatch(self, state, length):
-        """Dispatch a chunk; return its state, its report, and a fetch of its rows if they are recorded."""
+        """Dispatch a chunk; return the state after it, its report, and a `Fetch` of its rows if they are recorded."""
         arguments = self.algo, self.env, state, length, self.total_steps_per_env, self.dataset
         if (compiling := self.background.pop("chunk", None)) is not None:
             compiling.wait()  # the time until the first report counts as compiling
@@ -349,21 +350,21 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """The environment steps at `state`."""
+        """The number of environment steps at `state`."""
         return self.done * self.schedule.rows
 
     def _at_border(self):
-        """Evaluate, save and stop as scheduled, while no chunk is running and after all values so far were finite."""
+        """Evaluate, save and stop as scheduled. No chunk is running, and all values so far are finite."""
         state, done, schedule, evaluations = self.state, self.done, self.schedule, self.evaluations
         last, due, in_thread = schedule.is_last(done), schedule.evaluates(done), evaluations.in_thread
         if due:
             self.laps.lap("other")
-            evaluations.collect()  # the previous evaluation, if it ran in a thread
+            evaluations.collect()  # the previous evaluation, if it runs in a thread
             if not in_thread:
                 evaluations.begin(state, done)
         decision = self._call_back(due)
-        # The processes agree once per border; later signals wait for the next border, which saves. The length of the
-        # next chunk depends on the time that the first process measured for the last one.
+        # The processes agree once per border; later signals are handled at the next border. The length of the next
+        # chunk depends on the time that the first process measured for the last one.
         stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         interrupted = self.signals.agreed is not None
         ending = last or stop is not None or interrupted
@@ -391,7 +392,7 @@ class Loop:
         return Moment(self.step, self.schedule.total_steps, metrics, score, self.state, env)
 
     def _call_back(self, due):
-        """Return the decision of the callbacks; place a changed environment on the devices."""
+        """Call the callbacks if they are due, apply the changes that they return, and return their decision."""
         if not self.callbacks or not (due or self.schedule.calls_back(self.done)):
             return Decision()
         with distributed.collective_errors("callbacks"):
@@ -459,7 +460,7 @@ class Loop:
         return result
 
     def _advise(self):
-        """Warn if the run did not learn, or if its greedy actions or last evaluation are worse than what it learned."""
+        """Warn if the run did not learn, or if evaluations are far below training returns or the best evaluation."""
         settings, spec, rows = self.settings, self.program.layout.spec, self.journal.history
         line = advice.at_end(
             rows,

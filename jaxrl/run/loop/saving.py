@@ -24,7 +24,7 @@ class Saver:
       directory: run directory; None if there is none, and in all processes except the first.
       checkpointer: writer of the checkpoints; None: nothing is saved.
       recorder: recorder of the training episodes, if they are recorded.
-      callbacks: callbacks, whose state is in every checkpoint.
+      callbacks: callbacks, whose state is saved in every checkpoint.
       journal: journal of the run.
       save_replay: whether checkpoints include replay buffers.
     """
@@ -41,17 +41,17 @@ class Saver:
         return self.checkpointer is not None and self.save_replay
 
     def announce_stop(self) -> None:
-        """Announce the end of the run, at the first Ctrl-C."""
+        """Report, at the first Ctrl-C, that the run ends."""
         saved = "" if self.directory is None else " and is saved"
         self.journal.note(f"the run ends after the current chunk{saved}; press Ctrl-C again to end it at once")
 
     def has_run(self) -> bool:
-        """Return whether there is a checkpoint to resume from; the same in all processes."""
+        """Return whether there is a checkpoint to resume from, as seen by the first process."""
         checkpointer = self.checkpointer
         return checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty())
 
     def restore(self, template: RunState) -> tuple[RunState, int, Mapping[str, Any], bool]:
-        """Return the newest state, its steps, the state of the callbacks, and whether replay buffers were lost.
+        """Restore the newest checkpoint; return its state, step, callback states, and whether buffers were not saved.
 
         Args:
           template: the shapes of the state.
@@ -78,7 +78,7 @@ class Saver:
         """Save the state after `step` environment steps.
 
         Raises:
-          Stop, CheckpointError: earlier states could not be saved.
+          Stop, CheckpointError: the previous saves failed.
         """
         assert self.checkpointer is not None  # otherwise no save is due
         state = state if self.save_replay else state.replace(buffers={})
@@ -88,13 +88,13 @@ class Saver:
             abort_without_saving(error)
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Close a part of the recording before a checkpoint, so that a resumed run records only later episodes."""
+        """Close a part of the recording before a checkpoint, so that a resumed run records later episodes only."""
         if self.recorder is not None:
             with distributed.collective_errors("closing a part of the recording"):
                 self.recorder.close_part(step, ending=ending)
 
     def save_at_rest(self, step: int, state: RunState) -> None:
-        """Save during an evaluation, which a resumed run repeats; errors are only shown and logged."""
+        """Save during an evaluation, which a resumed run then repeats; errors are only displayed and logged."""
         if self.checkpointer is None:
             return
         try:
@@ -140,7 +140,7 @@ class Saver:
         return stop
 
     def describe_unsaved(self, problem: str | None, step: int) -> str:
-        """Return the warning about a run that could not be saved."""
+        """Return the warning for a run that could not be saved."""
         reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.has_warned
         problem = "the last saves also failed" if reported else problem  # each failure is reported once
         message = f"{problem}; the result has the state at step {step}: save it elsewhere with `result.save(path)`"

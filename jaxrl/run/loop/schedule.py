@@ -26,7 +26,7 @@ NO_LIMITS = LoopLimits()
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The periods of a whole run, in iterations.
+    """The periods of evaluations, checkpoints, metrics and callbacks in a run, in iterations.
 
     Attributes:
       rows: environment steps per iteration, over all environments.
@@ -46,7 +46,7 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: RunSettings, program: Program, has_callbacks: bool) -> "Schedule":
-        """Return the schedule for resolved settings, in whole iterations of the run's program."""
+        """Return the schedule for resolved settings, with all periods rounded to whole iterations of the program."""
         rows, total_steps = program.steps_per_iteration(settings.algo), settings.total_steps
         iterations = -(-total_steps // rows)
 
@@ -88,7 +88,7 @@ class Schedule:
         return self.log_each is None or done % self.log_each == 0
 
     def next_border(self, done: int) -> int:
-        """Return the next number of iterations after which anything other than a row of metrics is due."""
+        """Return the next number of iterations at which an evaluation, checkpoint, callback or video is due."""
         each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
         following = [(done // each + 1) * each for each in each_of if each is not None]
         return min([*following, self.iterations])

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end."""
+"""Handling of the signals that end a run."""
 
 import contextlib
 import signal
@@ -10,14 +10,14 @@ from jaxrl.core import interrupts
 from jaxrl.envs.host.watchdog import ask_to_end
 from jaxrl.parallel.multihost import distributed
 
-PATIENCE = 4.0  # seconds that a run has to end by itself
+PATIENCE = 4.0  # seconds that a run has to end before its process is ended
 
 
 class Signals:
     """A context in which Ctrl-C, SIGTERM and SIGHUP end the run after the current chunk, and a second Ctrl-C at once.
 
     This applies only after `hold`, when there is something to save. Before `hold`, signals end the process of a command
-    at once; in other processes, they have the same effect as without a run. If a host environment does not return from
+    at once; in other processes, they are handled as usual. If a host environment does not return from
     a step within seconds after a signal, the run ends with its timeout error.
 
     Args:
@@ -41,14 +41,14 @@ class Signals:
         return self
 
     def hold(self) -> None:
-        """Defer signals from now on until the run has been saved. May be called again."""
+        """Defer signals from now on until the run has been saved. May be called several times."""
         if not self._held:
             self._held = True
             self._stack.enter_context(interrupts.receiving(self._ask))
 
     @contextlib.contextmanager
     def at_rest(self, save: Callable[[], None] | None) -> Generator[None]:
-        """Let a signal end the process after a few seconds, even if the block takes minutes.
+        """Let a signal end the process after a few seconds, even if the `with` block takes minutes.
 
         This applies only to the process of a command; in other processes, the main thread finishes the block.
 
@@ -81,7 +81,7 @@ class Signals:
     def _ask(self, number):
         if self.received is not None and number == signal.SIGINT:
             interrupts.leave(number)
-            return  # KeyboardInterrupt is raised soon
+            return  # KeyboardInterrupt follows
         ask_to_end(True)
         if not interrupts.owned():
             self.received = number
@@ -94,7 +94,7 @@ class Signals:
 
     def _tell(self):
         if self.received == signal.SIGINT:
-            with contextlib.suppress(RuntimeError):  # the signal interrupted the writing of another line
+            with contextlib.suppress(RuntimeError):  # the signal interrupted another write to the display
                 self._announce()
 
     @property

@@ -1,4 +1,4 @@
-"""Early ends of a run: the reason, and a description of values that were not finite."""
+"""Early termination of a run: its reason, and the description of values that were not finite."""
 
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ _LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # maximum number of names in the result a
 
 
 class Stop(Exception):
-    """An exception that ends the loop.
+    """An exception that ends the training loop.
 
     Args:
       reason: value of `Result.stopped`.
@@ -34,8 +34,8 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
     """End a run that can no longer be saved.
 
     Raises:
-      Stop: in a run of a single process, which ends with its result.
-      CheckpointError: in a run of several processes.
+      Stop: in a run with a single process, which then returns its result.
+      CheckpointError: in a run with several processes.
     """
     if distributed.is_several():
         raise error
@@ -45,7 +45,7 @@ def abort_without_saving(error: CheckpointError) -> NoReturn:
 def non_finite(
     report: Report, after: RunState, step: int, failed_step: int, settings: RunSettings, layout: Layout
 ) -> Stop:
-    """Return a `Stop` for a chunk with values that are not finite, which names the metrics and leaves concerned.
+    """Return a `Stop` for a chunk with values that are not finite, which names the affected metrics and leaves.
 
     Args:
       report: report of the chunk, as numpy arrays.
@@ -73,12 +73,12 @@ def non_finite(
 
 
 def _environment(places, failed_step, settings, layout):
-    """Describe the environment that first returned NaN or infinity; return "" if an action was not finite before."""
+    """Describe the environment that first returned NaN or infinity; return "" if an action was not finite earlier."""
     name = max(places, key=lambda name: (places[name], not name.startswith("action")), default="action")
     place, envs, agents = places.get(name, 0) - 1, layout.num_envs, layout.spec.num_agents
     if place <= 0 or name.startswith("action"):
         return ""
-    if getattr(settings.topology, "learner_batch", None) is not None:  # only the actors know the index
+    if getattr(settings.topology, "learner_batch", None) is not None:  # the index is known only to the actors
         return f"an environment returned NaN or infinity as {name}; "
     env, agent = divmod(-place % envs, agents)
     who = f"environment {env} (index from 0" + (f", agent {agent}" if agents > 1 else "")
@@ -96,5 +96,5 @@ def _all_finite(tree):
 
 
 def _first(names, number):
-    """Return the first names and the number of the others, as text."""
+    """Return the first `number` names, and the number of further names, as text."""
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 
 # import: from the start of the command to the run, including creating the environment and loading a dataset; compile:
-# until the first chunk and the first evaluation can run, including creating the initial state; start: the same time as
-# compile, if all programs were in the cache; restore: reading a checkpoint; other: callbacks, logging, and the rest.
+# until the first chunk and the first evaluation can run, including creating the initial state; start: replaces compile
+# if all programs were in the cache; restore: reading a checkpoint; other: callbacks, logging and everything else.
 PARTS = ("import", "start", "compile", "restore", "train", "evaluate", "save", "other")
 _NOTES = {"start": " (programs loaded from the cache)"}
 
@@ -23,10 +23,10 @@ def is_for_a_command() -> bool:
 
 
 class Laps:
-    """A clock that attributes every second to one of `PARTS`; to be used in only one thread.
+    """A clock that attributes every second to one of `PARTS`; it must be used in only one thread.
 
     Attributes:
-      seconds: seconds by part.
+      seconds: seconds of each part.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -56,12 +56,12 @@ class Laps:
 
     @property
     def session_seconds(self) -> float:
-        """The seconds from the beginning to the last lap, without imports."""
+        """The seconds from the beginning of the session to the last lap, without imports."""
         return sum(self.seconds.values()) - self.seconds["import"]
 
     @property
     def wall(self) -> float:
-        """The seconds from the beginning until now."""
+        """The seconds from the beginning of the session until now."""
         return self.clock() - self.began
 
 
@@ -77,11 +77,11 @@ class ChunkTimes:
         self._first, self._iterations, self._seconds, self._at_hand = 0, 0, 0.0, 0.0
 
     def add(self, iterations: int, ended: float, actors: Mapping[str, float]) -> float | None:
-        """Add a chunk and return its seconds, or None if it compiled or used steps collected during compilation.
+        """Add a chunk; return its seconds, or None if they include compilation or exclude the collection of its steps.
 
         Args:
           iterations: iterations of the chunk.
-          ended: time of the clock at its end.
+          ended: clock time at the end of the chunk.
           actors: metrics of host actors at that time: "batches_at_hand", and "compiled" if a later chunk may compile.
         """
         first = not self._first
@@ -97,7 +97,7 @@ class ChunkTimes:
         return seconds
 
     def steps_per_second(self, rows: int) -> float:
-        """Return the speed of the loop without its first chunk, or 0 if there is only one.
+        """Return the environment steps per second without the first chunk, or 0 if there is only one chunk.
 
         Args:
           rows: environment steps per iteration.
@@ -116,6 +116,6 @@ class ChunkTimes:
 
 
 def described(seconds: Mapping[str, float]) -> str:
-    """Return the parts that took at least 0.05 seconds, in one line."""
+    """Return a line with the parts that took at least 0.05 seconds."""
     parts = [part for part in PARTS if seconds.get(part, 0.0) >= 0.05]
     return ", ".join(f"{part} {seconds[part]:,.1f}{_NOTES.get(part, '')}" for part in parts)

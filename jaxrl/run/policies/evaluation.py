@@ -27,7 +27,7 @@ from jaxrl.run.policies.opponents import evaluated_rows, opposed
 from jaxrl.run.policies.policy import Policy
 
 MAX_STEPS = 27_000  # per episode: half an hour of Atari at 60 frames per second and four frames per step
-EPISODES, HOST_EPISODES = 128, 10  # default episodes per evaluation during training: in JAX, and on the host
+EPISODES, HOST_EPISODES = 128, 10  # default episodes per evaluation in training, for JAX and host environments
 _HOST_STEPS = 8  # steps of host environments between two checks for ended episodes
 
 
@@ -61,7 +61,7 @@ class Evaluation:
         return int(self.returns.size)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics by the names used in logs and `result.json`."""
+        """Return the metrics, keyed by their names in logs and `result.json`."""
         return {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
@@ -72,7 +72,7 @@ class Evaluation:
 
 
 def scores_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean return of each evaluation in the metrics of a run, by step."""
+    """Return the mean return of each evaluation in the metrics of a run, keyed by step."""
     name = "evaluation/return_mean"
     return {row["step"]: row[name] for row in rows if name in row}
 
@@ -83,16 +83,16 @@ def default_episodes(env: Environment | HostRecipe) -> int:
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """Return the number of environments, a multiple of `agents`, and of episodes in each, for `episodes` in total."""
+    """Return the number of environments, a multiple of `agents`, and the number of episodes in each environment."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)
 
 
 def episodes_problems(name: str, episodes: int, num_envs: int | None = None, max_steps: int = MAX_STEPS) -> list[str]:
-    """Return one line if `episodes`, which the message calls `name`, is too large."""
+    """Return a list that contains an error message, with the argument's `name`, if `episodes` is too large."""
     num_envs, quota = layout(episodes, num_envs)
-    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment, whose steps are counted in 32 bits
+    most = (2**31 - 1) // (max_steps + 1)  # episodes per environment, because steps are counted in 32 bits
     if quota <= most:
         return []
     return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
@@ -114,7 +114,7 @@ def evaluate(
     step_timeout: float = STEP_TIMEOUT,
     opponent: Policy | str | os.PathLike | None = None,
 ) -> Evaluation:
-    """Evaluate a policy on complete episodes, as many in every environment, so that their length causes no bias.
+    """Evaluate a policy on the same number of complete episodes per environment, so that short ones are not favored.
 
     Args:
       algo: the algorithm, with resolved schedules.
@@ -123,22 +123,22 @@ def evaluate(
         function.
       spec: spec of the environment that the policy was trained on.
       seed: seed of the episodes and of action sampling. A run with this seed has the same episodes in its evaluations,
-        but other episodes in training. If evaluations selected the policy, use another seed than theirs
-        (`jaxrl.core.keys.held_out_seed`).
-      episodes: number of episodes, rounded up to a multiple of the environments.
+        but other episodes in training. If evaluations were used to select the policy, pass a different
+        seed than theirs (`jaxrl.core.keys.held_out_seed`).
+      episodes: number of episodes, rounded up to a multiple of the number of environments.
       num_envs: number of environments; None: the number of episodes, at most 128.
       max_steps: maximum average length of the episodes of one environment; unfinished episodes are counted, but not
-        averaged.
-      explore: sample actions as in training, instead of taking the best.
+        included in the mean return.
+      explore: sample actions as in training, instead of taking the best ones.
       step_timeout: maximum seconds of one step or reset of host environments.
-      opponent: a policy, the directory of a run, or "random", which acts for all agents of an environment except one;
-        only the returns of that agent, a different one in each game, count. None: the policy acts for all agents, and
-        all returns count.
+      opponent: a policy, the directory of a run, or "random", which acts for all agents of an environment except one.
+        Only the returns of that agent count; its index varies between environments. None: the policy acts for all
+        agents, and all returns count.
 
     Raises:
       ConfigError: the spaces of `env` differ from those of `spec` (bounds may differ), the seed is invalid, there are
         too many episodes, or there is an opponent in an environment with one agent.
-      EnvironmentFailedError: host environments hang, or failed too often.
+      EnvironmentFailedError: host environments hang or fail too often.
     """
     env = as_environment(env)
     if num_envs is None and only_instance(env) is not None:
@@ -150,7 +150,7 @@ def evaluate(
     if opponent is not None:
         algo, actor = opposed(algo, actor, opponent, env)
         episodes *= agents
-    # Against an opponent, the policy plays each seat equally often.
+    # Against an opponent, the policy acts for each agent equally often.
     together = agents if opponent is None else agents**2
     seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs, together)
     key = _root(seed)
@@ -211,7 +211,7 @@ def _on_devices_of(actor, tree):
 
 
 def _record(scores, timestep):
-    """Return the scores with the episodes that ended at `timestep`, up to the quota."""
+    """Add the episodes that ended at `timestep` to `scores`, up to the quota, and return the new scores."""
     returns, lengths, done = scores
     quota, num_envs = returns.shape
     complete = timestep.episode.complete
@@ -245,8 +245,8 @@ def play(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Play `quota` episodes in each of `num_envs` environments; a pure function.
 
-    All evaluations use this function, so that the same seed gives the same episodes, which differ from those of
-    training.
+    All evaluations in JAX environments use this function, so that the same seed gives the same episodes, which differ
+    from those of training.
 
     Args:
       algo, actor, env, spec, num_envs, quota, explore: as for `evaluate`.
@@ -280,7 +280,7 @@ _play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 @jax.jit
 def _record_rollout(scores, timesteps):
-    """Return the scores with the episodes that ended after an action of a rollout."""
+    """Add the episodes that ended after an action of a rollout to `scores`, and return the new scores."""
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 

@@ -55,7 +55,7 @@ def _uniform(space: spaces.Space, mask: PyTree | None, keys: jax.Array) -> PyTre
 
 
 class Opposed(struct.PyTreeNode):
-    """A policy that acts with one algorithm for one agent of each environment, and with another for the others.
+    """A policy that acts with one algorithm for one agent of each environment, and with another for all other agents.
 
     In environment k, `algo` acts for agent k modulo the number of agents.
 
@@ -113,7 +113,7 @@ def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
 def opposed(
     algo: Algorithm, actor: ActorState, opponent: Policy | str | os.PathLike, env: Environment | HostRecipe
 ) -> tuple[Any, ActorState]:
-    """Return an algorithm and an actor state that act for all agents.
+    """Combine a policy and an opponent into an algorithm and an actor state that act for all agents.
 
     Args:
       algo, actor: the evaluated policy.
@@ -124,7 +124,7 @@ def opposed(
       An object that acts like an algorithm, and its actor state.
 
     Raises:
-      ConfigError: there is only one agent, or the opponent is invalid or was trained in other spaces.
+      ConfigError: there is only one agent, or the opponent is invalid or was trained with other spaces.
     """
     agents = num_agents(env)
     if agents == 1:

@@ -29,7 +29,7 @@ class Memory(struct.PyTreeNode):
 
 
 class Policy:
-    """A policy with frozen parameters and statistics, for single observations or batches in numpy or JAX.
+    """A policy with frozen parameters and statistics, for single observations or batches, as numpy or JAX arrays.
 
         action, carry = policy(observation)
         action, carry = policy(observation, carry, first=timestep.first, reward=timestep.reward)
@@ -46,10 +46,10 @@ class Policy:
         self.algo, self.actor, self.spec, self.env = algo, actor, spec, env
         self.acting = on_one_device((algo, actor))
         leaves, structure = jax.tree.flatten(self.acting)
-        # Flat, because traversing and comparing these trees would slow down calls.
+        # Stored as a flat tuple, because traversing and comparing trees would slow down calls.
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
         self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
-        self._beginnings: dict[int | None, Memory] = {}  # by batch size
+        self._beginnings: dict[int | None, Memory] = {}  # initial memories by batch size
         self._read = self._write = None
         self._counts = [isinstance(leaf, spaces.Discrete) for leaf in spaces.leaves(spec.action_space)]
         if spec.native is not None:
@@ -62,7 +62,7 @@ class Policy:
         return f"Policy({type(self.algo).__name__} on {self.spec.name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        instead = "save the run (run_dir=, or result.save(path)), and jaxrl.load(path) in the other process"
+        instead = "save the run (run_dir= or result.save(path)), and call jaxrl.load(path) in the other process"
         return _unpickled, (dumped(repr(self), (self.algo, self.actor, self.spec), instead),)
 
     def __copy__(self) -> "Policy":
@@ -104,7 +104,7 @@ class Policy:
         Args:
           observation: one observation of `spec.observation_space`, or a batch with one leading axis.
           carry: the carry that the previous call returned; None at the beginning of an episode.
-          key: a key (`jax.random.key`) to sample an action as in training; None: take the best action.
+          key: a random key (`jax.random.key`) for sampling an action as in training; None: take the best action.
           first: whether an episode begins, as a bool or one bool per batch entry. None: True if `carry` is None.
           reward: the reward of the previous action, for networks that use it as an input.
           action_mask: bool arrays, True for allowed actions, if the environment has action masks.
@@ -172,11 +172,11 @@ def act_once(
     """Return a batch of actions in `spec.action_space`, of shape [B, ...], and the next memory; a pure function.
 
     Args:
-      algo, actor, spec: attributes of the policy.
-      observation, memory, action_mask: as in `Policy`, with leaves of shape [B, ...].
+      algo, actor, spec: as in the attributes of `Policy`.
+      observation, memory, action_mask: as in calls of a `Policy` (`memory` is the carry), with leaves [B, ...].
       first, reward: scalars or arrays of shape [B].
       keys: typed keys of shape [B]; may be None if `explore` is False.
-      explore: sample actions as in training, instead of taking the best.
+      explore: sample actions as in training, instead of taking the best ones.
     """
     size = jax.tree.leaves(observation)[0].shape[0]
     no = jnp.zeros((size,), bool)
@@ -195,7 +195,7 @@ def act_once(
 
 @lru_cache(maxsize=64)
 def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
-    """Return the compiled step of policies with this structure, for one observation or a batch."""
+    """Return the compiled step function of policies with this tree structure, for one observation or a batch."""
 
     @jax.jit
     def step(leaves, observation, memory, first, reward, action_mask, key):
@@ -232,7 +232,7 @@ def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
       ConfigError: the carry belongs to another policy or batch size.
     """
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
-        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass the last one it returned, or None")
+        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass its last carry, or None")
     for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
         if before.shape != now.shape:
             size = "a single observation" if batch is None else f"a batch of {batch}"
@@ -285,7 +285,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
     """Return the size of the batch `observation`, or None for a single observation.
 
     Raises:
-      ConfigError: the shape or dtype fits neither.
+      ConfigError: the shape or dtype is that of neither a single observation nor a batch.
     """
     if isinstance(space, spaces.Composite):
         expected, has = [key for key, _ in space.items], type(observation).__name__

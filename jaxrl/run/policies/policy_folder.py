@@ -1,6 +1,6 @@
 """Exported policies: folders to copy and share, which `jaxrl.load` reads.
 
-model.safetensors   parameters and statistics for acting, by name, with "step" in the metadata
+model.safetensors   named parameters and statistics for acting; the metadata contains the training step
 config.json         the run's configuration, as in a run directory
 """
 
@@ -18,7 +18,7 @@ from jaxrl.run.directory import manifest
 from jaxrl.run.directory.run_directory import FORMAT
 
 MODEL = "model.safetensors"
-_KIND = "jaxrl policy 1"  # the file's format, in its metadata
+_KIND = "jaxrl policy 1"  # name of the file format, stored in the metadata
 _MOST_NAMED = 5  # maximum number of problems in a message
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{sign[0].upper()}{bits}": f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)
@@ -38,7 +38,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
       folder: the folder to write to.
       actor: the actor state.
       config: contents of the run's `config.json`.
-      step: environment steps for which the policy was trained.
+      step: number of environment steps that the policy was trained for.
 
     Raises:
       ConfigError: a value is not finite, or has a dtype that the format does not support.
@@ -57,7 +57,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
 
 
 def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
-    """Read an actor state and its step. No code from the file is run, and shapes are checked before arrays are read.
+    """Read an actor state and its step, without running code from the file. Shapes are checked before arrays are read.
 
     Args:
       folder: the folder to read.

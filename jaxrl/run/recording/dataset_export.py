@@ -53,8 +53,8 @@ def export_rlds(
 ) -> Path:
     """Write episodes of a policy as an RLDS dataset in TFDS's layout.
 
-    All environments play the same number of episodes, plus or minus one, so that their length causes no bias. With the
-    same seed and number of environments, the episodes are those of `evaluate`. The dataset is written to a hidden
+    All environments play the same number of episodes, plus or minus one, so that short episodes are not favored. With
+    the same seed and number of environments, the episodes are those of `evaluate`. The dataset is written to a hidden
     directory next to `path`, verified, and renamed. Only unfinished episodes are kept in memory.
 
     With several processes (`jaxrl.parallel.multihost.distributed`), each plays a part of the environments and writes to
@@ -67,10 +67,10 @@ def export_rlds(
       path: the directory to create; `tfds.load("cartpole", data_dir=...)` reads `.../cartpole/1.0.0`.
       episodes: number of episodes.
       seed: seed of episodes and of action sampling.
-      explore: sample actions as in training, instead of taking the best.
+      explore: sample actions as in training, instead of taking the best ones.
       num_envs: number of environments over all processes; None: the number of episodes, at most 128 per process.
       max_steps: maximum length of an episode; longer episodes are cut off.
-      policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
+      policy_version: number to store with every episode; the command line uses the step of the checkpoint.
       file_format: "array_record", or "tfrecord" for programs that support only this format.
       progress: show a progress bar.
 
@@ -111,10 +111,10 @@ def export_minari(
     env_spec: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Write the same episodes of a policy as `export_rlds`, as a Minari dataset.
+    """Write the episodes that `export_rlds` writes for the same arguments, but as a Minari dataset.
 
-    Images are stored without loss. The dataset appears under its id when it is complete and verified. Only unfinished
-    episodes, and a few megabytes of other data, are kept in memory.
+    Images are stored losslessly. The dataset is available under its id once it is complete and verified. Only
+    unfinished episodes, and a few megabytes of other data, are kept in memory.
 
     Args:
       policy: the policy of a `Result`, or from `jaxrl.load`.
@@ -122,10 +122,10 @@ def export_minari(
       dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
       episodes: number of episodes.
       seed: seed of episodes and of action sampling.
-      explore: sample actions as in training, instead of taking the best.
+      explore: sample actions as in training, instead of taking the best ones.
       num_envs: number of environments; None: the number of episodes, at most 128.
       max_steps: maximum length of an episode; longer episodes are cut off.
-      policy_version: number that is stored with every episode; the command line uses the step of the checkpoint.
+      policy_version: number to store with every episode; the command line uses the step of the checkpoint.
       data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
         episode.
       data_dir: directory of the datasets; None: Minari's default, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
@@ -157,7 +157,7 @@ def export_minari(
 
 
 def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_steps, policy_version, progress):
-    """Play episodes and write them."""
+    """Play episodes, and write them with the writer that `open_writer` returns."""
     process, processes = jax.process_index(), jax.process_count()
     if min(episodes, num_envs or episodes) < processes:
         raise ConfigError(f"episodes={episodes} and num_envs={num_envs} must be at least {processes}, one per process")
@@ -199,7 +199,7 @@ def _export(open_writer, policy, env, episodes, seed, explore, num_envs, max_ste
 
 
 def provenance(algo: Algorithm, env: Environment | HostRecipe, seed: int) -> dict[str, Any]:
-    """Return metadata on the origin of episodes, including a hash of the settings of algorithm and environment."""
+    """Return metadata on the origin of episodes, including a hash of the algorithm's and environment's settings."""
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
     return {
         "algorithm": type(algo).__name__,

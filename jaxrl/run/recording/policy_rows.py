@@ -1,4 +1,4 @@
-"""Streams of rows that contain the steps of a policy in an environment."""
+"""Generators of trajectory rows, which contain the steps of a policy in an environment."""
 
 from collections.abc import Generator
 from functools import partial
@@ -20,14 +20,15 @@ _CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # limits of a chunk: bytes over all en
 def play(
     policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
 ) -> Generator[Trajectory, None, None]:
-    """Yield consecutive rows of shape [T, B, ...] from the same episodes as in `evaluate`, without end.
+    """Yield consecutive chunks of rows, of shape [T, B, ...], of the same episodes as in `evaluate`, endlessly.
 
     JAX environments run in one compiled call per chunk of rows, and the next chunk runs while the caller processes the
     previous one. Host environments are closed when the generator is closed.
 
     Args:
-      policy, env, seed, explore: as for `evaluate`.
-      env_index: consecutive indices of the environments to play, out of `all_envs`, of shape [B].
+      policy: the policy to play.
+      env, seed, explore: as for `evaluate`.
+      env_index: indices of the environments to play, of shape [B]: consecutive numbers below `all_envs`.
       all_envs: number of environments over all processes.
     """
     num_envs, first_env = len(env_index), int(env_index[0])

@@ -1,8 +1,8 @@
 """Recording of training episodes as RLDS datasets (like EnvLogger).
 
-A recording is a directory of parts. Each part is a complete dataset, which appears when it is closed at a checkpoint:
+A recording is a directory of parts. Each part is a complete dataset, which is created at a checkpoint:
 
-    recording.json                 the run that the recording belongs to
+    recording.json                 the path of the run directory
     part-000000000000/             episodes that ended before the first checkpoint
     part-000000051200/             episodes that ended between step 51,200 and the next checkpoint
 
@@ -42,7 +42,7 @@ class Record:
     Args:
       path: the directory to create.
       every: record every n-th episode. With at least n environments, these are all episodes of every n-th environment,
-        and the data of the others does not leave the device.
+        and the data of the other environments stays on the device.
       max_steps: maximum length of an episode; longer episodes are cut off.
     """
 
@@ -59,8 +59,8 @@ class Record:
         """Check that the run in `run_dir` can begin or continue this recording, without changing files.
 
         Raises:
-          ConfigError: settings are invalid, arrays could not be read back bit for bit, or the path contains something
-            else.
+          ConfigError: settings are invalid, arrays could not be read back bit for bit, or the path contains anything
+            other than this run's recording.
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
@@ -77,7 +77,7 @@ class Record:
         """Check that this run can use the path.
 
         Raises:
-          ConfigError: the path contains something else.
+          ConfigError: the path contains anything other than this run's recording.
         """
         folder, processes = self.folder(), jax.process_count()
         if processes > 1:
@@ -100,7 +100,7 @@ class Record:
 
 
 class Recorder:
-    """A writer of one run's recording, which writes in a separate thread; `close` must be called.
+    """A writer of the recording of one run, which uses a separate thread; `close` must be called at the end.
 
     Args:
       record: the settings, already checked.
@@ -144,7 +144,7 @@ class Recorder:
         files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
-                path.rename(path.with_name(f".{path.name}.removed"))  # so that no part is left partly deleted
+                path.rename(path.with_name(f".{path.name}.removed"))  # so that no part remains that is partly deleted
         for path in self._folder.glob(f".{_PART}[0-9]*"):
             shutil.rmtree(path)
 
@@ -158,7 +158,7 @@ class Recorder:
         self._pending = BackgroundTask(lambda: self._write(self._cutter.add(*fetch())), "recorder")
 
     def close_part(self, step: int, *, ending: bool) -> None:
-        """Complete the part with the episodes up to `step`; if `ending`, unfinished episodes are cut off and included.
+        """Complete the part that ends at `step`; if `ending` is true, include unfinished episodes, as cut off.
 
         Raises:
           RecordingError: the part could not be written.

@@ -1,6 +1,6 @@
 """Rendering of a policy's episode as a GIF, an MP4 or, for brax, an interactive 3D page.
 
-JAX environments are drawn from their states; host environments draw themselves.
+JAX environments are drawn from their states; host environments are drawn by their `render` methods.
 """
 
 import math
@@ -52,7 +52,7 @@ def render(
     The JAX environments that can be drawn are CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax,
     every brax environment, all environments with image observations, and those registered with
     `jaxrl.envs.drawings.register`. A brax page loads its viewer from the network when it is opened. Environments of
-    Gymnasium and EnvPool draw themselves; some in Gymnasium need another package (pygame for classic control).
+    Gymnasium and EnvPool are drawn by their `render` methods, which may need packages (pygame for classic control).
 
     Args:
       policy: the policy of a `Result`, or from `jaxrl.load`.
@@ -60,16 +60,16 @@ def render(
         training environment.
       path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created,
         and a file that jaxrl wrote is replaced. None: episode.gif or episode.html in the working directory.
-      seed: seed of the episode, the same as the first of `evaluate(..., seed=seed)`.
+      seed: seed of the episode, which is the first episode of `evaluate(..., seed=seed)`.
       max_steps: maximum length of the episode; a longer episode is cut off.
-      explore: sample actions as in training, instead of taking the best.
+      explore: sample actions as in training, instead of taking the best ones.
 
     Returns:
       The path.
 
     Raises:
       ConfigError: the environment cannot be drawn (the message names those that can), is unknown, or has other spaces
-        than the policy; or the path has another suffix, or is a file that jaxrl did not write.
+        than that of the policy; or the path has another suffix, or is a file that jaxrl did not write.
       MissingExtraError: the file is an MP4, and `jaxrl[video]` is not installed.
     """
     where = policy.env if env is None else env
@@ -102,7 +102,7 @@ def suffix_of(env: Environment | HostRecipe) -> str:
 
 
 def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
-    """Check that `render` can draw `env`; a host environment is drawn once.
+    """Check that `render` can draw `env`; for a host environment, draw it once.
 
     Raises:
       ConfigError: the environment cannot be drawn, or its spaces differ from those of `spec`.
@@ -138,7 +138,7 @@ def _checked_path(path, env):
 
 
 def _part(state: PyTree, structure: Any) -> PyTree:
-    """Return the part of `state` that has the tree structure `structure`; wrappers nest the wrapped state in theirs."""
+    """Return the part of `state` with the tree structure `structure`; states of wrappers contain the wrapped state."""
 
     def found(part):
         return jax.tree.structure(part) == structure
@@ -150,7 +150,7 @@ def _part(state: PyTree, structure: Any) -> PyTree:
 
 
 def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
-    """Play one episode; return the view of every time step, as numpy arrays, and the return up to that time step."""
+    """Play one episode; return the view of every time step, as numpy arrays, and the return up to this time step."""
     key = keys.evaluation_key(keys.root_key(seed))
     played = _play(
         policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
@@ -172,7 +172,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
     def seen(acting):
         state, timestep = jax.tree.map(lambda x: x[0], (_part(acting.env_state, alone), acting.timestep))
-        complete = timestep.episode.complete  # None: each agent has its own episodes
+        complete = timestep.episode.complete  # None: the agents have separate episodes
         return view(base, state, timestep), timestep.episode.returns, timestep.last if complete is None else complete
 
     def step(acting, step_keys):
@@ -184,7 +184,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
 
 
 def _built(env, seed):
-    """Return a single environment that can draw itself."""
+    """Return a single host environment that can be rendered."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
             f"{env.name} cannot be drawn; its recipe needs build_rendered (jaxrl.core.host_types.RenderedRecipe)"
@@ -202,7 +202,7 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
     host = _built(env, seed)
     steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
     try:
-        # Draw fewer frames if the environment has more per second than are visible.
+        # Draw fewer frames if the environment has more than _MOST_A_SECOND frames per second.
         every = max(1, math.ceil(host.frames_per_second / _MOST_A_SECOND))
         acting = steps.begin(policy.algo, host.reset(), key, jnp.zeros((1,), jnp.int32))
         frames = [_photographed(host, acting.timestep, 0)]

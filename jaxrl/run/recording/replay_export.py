@@ -32,7 +32,7 @@ from jaxrl.run.directory.checkpoint import read_manifest
 from jaxrl.run.directory.loading import load_run
 from jaxrl.run.recording.dataset_export import provenance
 
-# Pairs, oldest first: the step of the first row, and consecutive rows of one episode, of shape [T + 1, ...].
+# Pairs of the step of the first row and consecutive rows of one episode, of shape [T + 1, ...]; the oldest first.
 Stretches = Iterator[tuple[int, Trajectory[np.ndarray]]]
 
 
@@ -49,21 +49,22 @@ def export_replay(
 ) -> Path:
     """Write the episodes in a replay buffer as an RLDS dataset, oldest first for every environment.
 
-    For a ring, episodes whose first transitions were overwritten are left out. For a table, and for a view of a ring's
-    rows, every item is written: consecutive items of an episode are joined into one written episode, which is "cut off"
-    at its last step unless the original episode ends there. An n-step item of a table stores only its first and last
-    observation; if no item begins at its next step, and the episode continues, the item is left out with a warning.
+    With ring storage (or flashbax), episodes whose first transitions were overwritten are left out. With table storage,
+    and for a view of a ring's rows, every item is written: consecutive items of an episode are joined into one written
+    episode, which is "cut off" at its last step unless the original episode ends there. An n-step item of a table
+    stores only its first and last observation; if no item begins at its next step, and the episode continues, the item
+    is left out with a warning.
 
-    Frame stacks are rebuilt. As for `export_rlds`, `path` appears when the dataset is complete; `policy_version` is
+    Frame stacks are rebuilt. As for `export_rlds`, `path` is created when the dataset is complete. `policy_version` is
     the iteration of the episode's first step.
 
     Args:
       run: a `Result`, or a run directory whose checkpoints contain the replay buffer.
       path: the directory to create.
       replay: name of a replay buffer of the algorithm, or of a view; None: the only replay buffer.
-      unfinished: also write a ring's unfinished episodes, as "cut off".
+      unfinished: except with table storage, also write unfinished episodes, as "cut off".
       step: the checkpoint to read; None: the newest.
-      best: read the checkpoint with the highest evaluation instead.
+      best: read the checkpoint with the highest evaluation return instead.
 
     Returns:
       The path.
@@ -87,7 +88,7 @@ def export_replay(
     name = _chosen(sources, replay, type(algo).__name__)
     stored = buffers[sources[name].over or name]
     if not all(x.is_fully_addressable for x in jax.tree.leaves(stored.ring) if isinstance(x, jax.Array)):
-        raise ConfigError("the replay is distributed over processes; export it from the run directory, in one process")
+        raise ConfigError("the replay buffer is on several processes; export it from the run directory, in one process")
     common = provenance(algo, env, -1 if seed is None else seed)
     empty, length = int(empty_at), rollout_length(algo)
     with RldsWriter(path, env.name) as writer:
@@ -193,7 +194,7 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
 
 
 def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
-    """Yield the rows of the items, of shape [n], with consecutive items joined."""
+    """Yield the rows of n items, with consecutive items joined."""
     for run in runs:
         if len(run) > 1 or items.batch.steps[run[0]] == 1:
             yield int(step[run[0]]), _joined(items, run)
@@ -219,7 +220,7 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
 
 
 def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Yield the rows of sequences, of shape [n, length, ...], without duplicates."""
+    """Yield the rows of n sequences, of shape [n, length, ...], each row only once."""
     item, offset = np.nonzero(rows.weight[:, :-1])
     steps, chosen = np.unique(step[item] + offset, return_index=True)
     item, offset = item[chosen], offset[chosen]
@@ -322,7 +323,7 @@ def _saved(
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
             raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
-        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # without allocating memory for the shape
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # takes no memory for the shape
 
     try:
         template = jax.tree.unflatten(jax.tree.structure(template), map(shaped, named_leaves(template)))
