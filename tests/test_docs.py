@@ -297,6 +297,8 @@ def steps(path):
 
 # Pages whose trainings take long and are of kinds that other pages have too.
 FURTHER = (
+    "any_gymnasium",
+    "exploration",
     "fine_tuning",
     "host_environments",
     "images",
@@ -308,11 +310,15 @@ FURTHER = (
     "brax",
     "accelerators",
     "datasets",
+    "multi_agent",
     "new_algorithm",  # its commands: tests/cli/test_own_modules.py
     "offline",
+    "own_environment",  # and its notebook: tests/test_notebooks.py
     "own_network",
+    "pbt",
     "recurrent",
     "replay",
+    "startup",
 )
 
 

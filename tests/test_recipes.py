@@ -231,7 +231,7 @@ def codes(processes, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tool", few(TOOLS, kubeflow, xpk))  # slurm has its own below, of a run that is told to end
+@pytest.mark.parametrize("tool", few(TOOLS, kubeflow))  # slurm has its own below, of a run that is told to end
 def test_its_command_is_one_run_of_two_processes(tool, tmp_path):
     with started(tool, tmp_path, "--total-steps", "128") as processes:
         found, said = codes(processes, tmp_path)

@@ -188,7 +188,6 @@ def test_a_bonus_is_written_and_read():
 
 
 @pytest.mark.long
-@pytest.mark.exact
 def test_it_resumes_bit_for_bit_and_its_numbers_may_be_swept(tmp_path):
     algo = programs.PPO.replace(learning_rate=1e-2, exploration_bonus=BONUS)
     whole = programs.resumed(tmp_path, algo, programs.ENV, 4 * programs.ROWS, num_envs=programs.NUM_ENVS)

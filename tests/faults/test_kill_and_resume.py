@@ -153,7 +153,7 @@ def kill_again_and_again(name, count, whole, gone_on, cache, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(CASES, "ppo on two devices", "dqn", "host memory", "sebulba"))
+@pytest.mark.parametrize("name", few(CASES, "ppo on two devices", "dqn", "sebulba"))
 def test_killed_and_started_again(name, whole, gone_on, cache, tmp_path):
     kill_again_and_again(name, FEW[name], whole, gone_on, cache, tmp_path)
 

@@ -58,7 +58,7 @@ def assert_lies(state, place):
 
 @pytest.mark.long
 @pytest.mark.exact
-@pytest.mark.parametrize("name", few(RUNS, "sac", "r2d2 on four devices", "r2d2 of host environments"))
+@pytest.mark.parametrize("name", few(RUNS, "sac", "r2d2 on four devices"))
 def test_the_memory_does_not_change_the_run(name):
     assert_equal(after(name, "device"), after(name, "host"))
 

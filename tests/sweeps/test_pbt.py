@@ -26,8 +26,6 @@ from jaxrl.sweeps.distributions import LogUniform, Uniform
 from jaxrl.sweeps.population import Hyperparameter, Population, Selection
 from jaxrl.sweeps.vectorized import VectorizedRuns
 
-pytestmark = pytest.mark.exact
-
 RECORD = ("steps", "metrics", "returns", "failed", "learners", "fresh_returns")
 
 
@@ -144,6 +142,7 @@ def test_copies_are_rows_of_the_arrays(devices):
 # --- a population ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exact
 @pytest.mark.long
 def test_a_population_is_the_same_on_four_devices():
     one, four = evolved(), evolved(4)
@@ -176,6 +175,7 @@ def test_what_happens_at_each_point_follows_from_the_scores():
     assert result.configurations[3]["clip"] == lineage.hyperparameters["clip"][-1, 3]
 
 
+@pytest.mark.exact
 @pytest.mark.long
 def test_a_member_that_copied_nobody_is_that_run_alone():
     """Bit for bit; the rates that it learned with are those that the record says, also of members that did copy."""

@@ -20,8 +20,6 @@ from jaxrl.run.directory import checkpoint
 from jaxrl.sweeps.distributions import LogUniform, Uniform, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
-pytestmark = pytest.mark.exact
-
 UPDATES = 10
 TOTAL = UPDATES * ROWS
 PLAIN = PPO.replace(learning_rate=1e-2)
@@ -62,6 +60,7 @@ def learner(result, configuration, seed):
 # --- a run of many is the run alone -------------------------------------------------------------------------------
 
 
+@pytest.mark.exact
 @pytest.mark.long
 @pytest.mark.parametrize("devices", few([1, 4], 4))
 def test_mapped_in_turn_a_run_is_that_run_alone(devices):
@@ -91,6 +90,7 @@ def test_no_return_is_shown_before_an_episode_has_ended(capsys):
     assert shown["256"] is False and shown["1,024"] is True
 
 
+@pytest.mark.exact
 @pytest.mark.long
 def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
     """And these are none of training's."""
@@ -101,6 +101,7 @@ def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
             np.testing.assert_array_equal(result.returns[configuration, place], alone.returns)
 
 
+@pytest.mark.exact
 @pytest.mark.long
 def test_under_vmap_every_run_is_that_run_alone_up_to_rounding():
     result, in_turn = swept("vmap", 1), swept("in_turn", 1)
@@ -114,6 +115,7 @@ def test_under_vmap_every_run_is_that_run_alone_up_to_rounding():
     )
 
 
+@pytest.mark.exact
 @pytest.mark.long
 def test_make_train_is_train():
     """Bit for bit, and one entry of every metric for each update."""
@@ -126,6 +128,7 @@ def test_make_train_is_train():
     assert rows[0]["update/policy_loss"] == pytest.approx(float(metrics["update/policy_loss"][0]), rel=1e-6)
 
 
+@pytest.mark.exact
 @pytest.mark.long
 @pytest.mark.parametrize("algo", few([PLAIN, DQN], DQN), ids=["ppo", "dqn"])
 def test_make_train_under_vmap(algo):
