@@ -53,7 +53,7 @@ def abstract(algo, spec):
 
 
 @pytest.mark.parametrize(
-    "name", one_quick(COMBINATIONS, "sac-vectors-continuous", "dqn-images-discrete", "r2d2-vectors-discrete")
+    "name", one_quick(COMBINATIONS, "sac-vectors-continuous", "dqn-images-discrete", "r2d2-vectors-discrete", rest=SOME)
 )
 def test_the_best_action_draws_nothing_for_any_batch(name):
     function = ActFunction(abstract(*COMBINATIONS[name]))
