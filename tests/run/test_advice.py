@@ -184,7 +184,7 @@ def test_greedy_actions_that_show_little_of_what_was_learned_are_told(means, eva
     ("evaluations", "std", "words"),
     [
         ([60.0, 500.0, 480.0, 230.0], 30.0, ["at step 50,000 returned 49", "jaxrl eval runs/a --best"]),
-        ([-150.0, -1200.0, -900.0], 80.0, ["at step 33,333 returned -1", "not kept"]),
+        ([-150.0, -1200.0, -900.0], 80.0, ["at step 33,333 returned -1", "no checkpoint"]),
         ([60.0, 500.0, 470.0], 10.0, None),  # within a tenth
         ([100.0, 130.0, 110.0], 80.0, None),  # by chance
     ],

@@ -99,7 +99,7 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
     if not evaluations:
         return None
     (step, best), (_, last) = max(evaluations, key=lambda one: one[1].mean), evaluations[-1]
-    how = f"use jaxrl eval {run_dir} --best" if step == best_step else "without a run_dir, its policy was not kept"
+    how = f"use jaxrl eval {run_dir} --best" if step == best_step else "there is no checkpoint of that step"
     line = f"the last evaluation returned {last.mean:.4g}, but the one at step {step:,} returned {best.mean:.4g}; {how}"
     return line if last.is_below(best) else None
 
