@@ -3,7 +3,8 @@
 A worker process for each tree holds its compiled programs. In a pair, both do the same work concurrently, but only one
 runs at a time: they are stopped and continued in turn, every quarter of a second, so that changes in the machine's
 speed affect both. A worker's clock is paused while the worker is stopped. The result is the ratio of each pair, and the
-mean over pairs with its confidence interval.
+mean over pairs with its confidence interval. With `--before HEAD`, both trees are the same, and the ratios show the
+noise of the measurement.
 
     python benchmarks/before_after.py --before COMMIT
 """
@@ -187,7 +188,8 @@ def main() -> None:
             medians = {f"{name} (steps/s)": statistics.median(values) for name, values in speeds.items()}
             rows.append({"work": case} | medians | {"ratio": statistics.mean(ratios), "low": low, "high": high})
             print(_record.table(rows[-1:]), flush=True)
-    print(_record.save("before-after", rows, before=asked.before, pairs=asked.pairs, slice_seconds=SLICE))
+    name = "noise" if asked.before == "HEAD" else "before-after"
+    print(_record.save(name, rows, before=asked.before, pairs=asked.pairs, slice_seconds=SLICE))
 
 
 if __name__ == "__main__":
