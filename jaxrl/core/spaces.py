@@ -277,7 +277,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # over 64 bits
         found = np.asarray(bound, np.float64)
     if found.dtype.kind not in "biuf":
-        raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds are real numbers")
+        raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds must be real numbers")
     with np.errstate(all="ignore"):
         cast = found.astype(dtype)
         if dtype.kind != "f":
@@ -389,7 +389,7 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Return whether every part of `x` is in its space; False if `x` is None, which stands for other parts."""
+    """Return whether every part of `x` is in the corresponding space; False if `x` is None."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))

@@ -25,7 +25,7 @@ def check_memory(needed: int, what: str) -> None:
     free = memory.free_on_host()
     if free is not None and needed > free // 2:
         raise ValueError(
-            f"{what}: {memory.readable(needed)} needed, more than half of the {memory.readable(free)} of free memory"
+            f"{what} would take {memory.readable(needed)}, more than half of the {memory.readable(free)} of free memory"
         )
 
 

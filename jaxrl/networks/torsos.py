@@ -157,7 +157,7 @@ class MLP:
     Args:
       widths: widths of the layers; without layers, the features are the flattened observation.
       activation: function after every layer, by name.
-      normalization: normalization before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: "layer", "rms", "batch" or "batch_renorm" before every activation; None: no normalization.
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are always float32.
       stretch: whether to divide numbers of a bounded box whose magnitude stays below 1 by their maximum magnitude,
@@ -312,8 +312,8 @@ class MinAtarCNN:
       filters, kernel: number of filters and kernel size of the convolution, whose stride is 1.
       width: width of the dense layer.
       activation: function after both layers, by name.
-      normalization: normalization before every activation, "layer" (over each pixel's channels, and over the dense
-        layer), "batch" or "batch_renorm"; None: none.
+      normalization: "layer" (over each pixel's channels, and over the dense layer), "batch" or "batch_renorm" before
+        every activation; None: no normalization.
       dtype: as in `MLP`.
     """
 

@@ -193,7 +193,7 @@ class Callbacks:
         self._restored, states, set_by_callback = record, record.get("states", {}), record.get("env")
         fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
         if not fits or not isinstance(set_by_callback, list | None):
-            raise CheckpointError("the manifest of the checkpoint has an invalid state of callbacks")
+            raise CheckpointError("the callbacks cannot be restored: their state in the checkpoint is invalid")
         for callback in self._callbacks:
             if callback.name in states:
                 try:
@@ -209,7 +209,7 @@ class Callbacks:
             check_sizes(set_by_callback)
             found = [decode(leaf) for leaf in set_by_callback]
             if others := [leaf for leaf in found if not isinstance(leaf, bool | int | float | np.ndarray)]:
-                raise TypeError(f"a leaf is a {type(others[0]).__name__}")
+                raise TypeError(f"a leaf is a {type(others[0]).__name__}, not a number or an array")
             new = jax.tree.unflatten(jax.tree.structure(env), found)
             self._env = _same_form("the checkpoint", env, new)
         except (ConfigError, OverflowError, TypeError, ValueError) as error:

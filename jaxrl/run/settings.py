@@ -262,7 +262,7 @@ def _evaluation_cost(settings):
     every, total = settings.evaluate_every, settings.total_steps
     count = -(-total // max(total // 10 if every is None else every or total, 1))
     steps = count * settings.evaluation_episodes * limit
-    what = f"evaluations: up to {steps:,} steps, {steps // total} times those of training"
+    what = f"evaluations: up to {steps:,} steps, {steps // total} times as many as in training"
     return [f"{what} (evaluate_every, evaluation_episodes)"] if steps > _DEAR * total else []
 
 

@@ -30,7 +30,7 @@ _ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Record whether the run was asked to end, for example by a signal; then, a step may only take a few seconds."""
+    """Record whether the run was asked to end, for example by a signal, so that a step may only take a few seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 

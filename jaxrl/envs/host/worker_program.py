@@ -206,7 +206,7 @@ def number(info, name):
     try:
         return float(info[name])
     except (KeyError, TypeError, ValueError):
-        found = f"{info[name]!r:.80}" if name in info else f"missing; it has {sorted(map(str, info))}"
+        found = f"{info[name]!r:.80}" if name in info else f"missing; info has {sorted(map(str, info))}"
         raise ValueError(f"info={name!r}: every step must report this number, but it is {found}") from None
 
 
@@ -283,7 +283,7 @@ class FromDmEnv:
 
 
 def control_task(name, seed, options):
-    """Make dm_control's task "domain-task"; `options` are those of the task and those in `CONTROL_OPTIONS`."""
+    """Make dm_control's task "domain-task"; `options` may be options of the task or in `CONTROL_OPTIONS`."""
     with warnings.catch_warnings(action="ignore"):  # glfw warns if there is no display
         from dm_control import suite
 

@@ -217,7 +217,7 @@ class Workers(_Numbered):
         self._finalizer()
 
     def _exchange(self, workers: list["_Worker"], outcomes: list[Any]) -> dict["_Worker", str]:
-        """Send workers their commands and fill in `outcomes`; return the lost workers, with how they died or hung."""
+        """Send workers their commands and fill in `outcomes`; return the lost workers, and how each died or hung."""
         lost = {worker: "died" for worker in workers if not worker.ask(self._commands, self._timeout)}
         pending = {worker.connection: worker for worker in workers if worker not in lost}
         while pending:

@@ -33,7 +33,7 @@ class JaxMarlEnvironment(LibraryEnv):
     Observations of different sizes are padded with zeros, and if agents have different numbers of actions, the missing
     actions are masked.
 
-    The leaf `shaped_rewards`, which only Overcooked has, is the weight of JaxMARL's shaped reward, which is added to
+    The leaf `shaped_rewards`, which only Overcooked has, is the weight with which JaxMARL's shaped reward is added to
     the reward.
     """
 

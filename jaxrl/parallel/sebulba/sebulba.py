@@ -107,12 +107,12 @@ class Sebulba(Topology):
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         workers = getattr(env, "workers", None)
         if not self.in_process:
-            return dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
+            return dict.fromkeys(("environments", "worker_memory"), "Ray assigns cores to its actors (remote.cpus)")
         if env is None or workers:
             return {}
         absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
         if workers == 0:
-            absent["environments"] = "the actor threads step them; set actors, or make it with workers=N"
+            absent["environments"] = "actor threads step the environments; set actors, or use workers=N"
         return absent
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
@@ -311,6 +311,6 @@ def _not_in_any_order(topology, num_envs, algo):
     if lag < at_hand + period:
         plus = f"parameter_period={period}" if period > 1 else "1"
         yield (
-            f"max_lag={lag} must be at least the {at_hand} batches that the rollouts of all groups make plus {plus}; "
+            f"max_lag={lag} must be at least {at_hand}, the batches in the rollouts of all groups, plus {plus}; "
             f"use at least {at_hand + period}, or max_lag=None"
         )

@@ -232,7 +232,7 @@ def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
       ConfigError: the carry belongs to another policy or batch size.
     """
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
-        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass its last carry, or None")
+        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass a carry that it returned, or None")
     for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
         if before.shape != now.shape:
             size = "a single observation" if batch is None else f"a batch of {batch}"
