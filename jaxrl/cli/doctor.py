@@ -161,7 +161,7 @@ def randomness() -> Iterator[Finding]:
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
     else:
-        advice = "results depend on the number of devices; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        advice = "a seed has other results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
         yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
 
 

@@ -174,7 +174,7 @@ def _summed(stacked):
 
 
 def _joined_figure(name, values, lengths):
-    """Combine an actor metric of several chunks: by maximum if `name` ends with "_max", by sum or by average."""
+    """Combine an actor metric of several chunks: by maximum, sum or average, depending on `name`."""
     if name.endswith("_max"):
         return np.max(values)
     if name.endswith("seconds") or name == "failures":

@@ -15,7 +15,7 @@ _weight: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("weig
 
 @contextlib.contextmanager
 def shared_batch(replicas: Replicas) -> Generator[None]:
-    """Make layers traced in this context manager treat their batch as one device's part of a batch of `replicas`."""
+    """Make layers traced in this context manager treat their batch as part of a batch that `replicas` share."""
     token = _replicas.set(replicas)
     try:
         yield

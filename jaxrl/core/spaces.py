@@ -348,7 +348,7 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
 
 
 def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Sample whole numbers uniformly from `low` to `high`, both included, in their dtype."""
+    """Sample whole numbers uniformly from `low` to `high`, both included, in the dtype of the bounds."""
     # Computed modulo 2^32, or 2^64, so that neither the number of values nor the sum can overflow.
     word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
     steps = high.astype(word) - low.astype(word)

@@ -162,7 +162,10 @@ class SuiteEnv(struct.PyTreeNode):
         return cls.ranges
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return one error line per invalid number in `changed`, such as one outside `limits`; also checks files."""
+        """Return one error line per invalid number in `changed`, such as a number outside `limits`.
+
+        Numbers from files are checked, too.
+        """
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
@@ -436,7 +439,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Cast the state to these dtypes, so that all steps return the same dtypes."""
+    """Cast the state to the given dtypes, so that every step returns the same dtypes."""
 
     def cast(x, dtype):
         return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)

@@ -105,7 +105,7 @@ class WorldModel(_Called):
       multipliers: multipliers of the number of channels after each halving of an image, until its size is at most 4.
       kernel: height and width of convolutions.
       uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
-      min_std: minimum standard deviation of continuous actions, in units of half their range.
+      min_std: minimum standard deviation of continuous actions, in units of half the range of actions.
       max_std: maximum standard deviation of continuous actions, in the same units.
     """
 

@@ -209,7 +209,7 @@ class Callbacks:
             check_sizes(set_by_callback)
             found = [decode(leaf) for leaf in set_by_callback]
             if others := [leaf for leaf in found if not isinstance(leaf, bool | int | float | np.ndarray)]:
-                raise TypeError(f"a leaf is a {type(others[0]).__name__}, not a number or an array")
+                raise TypeError(f"a leaf is a {type(others[0]).__name__}")
             new = jax.tree.unflatten(jax.tree.structure(env), found)
             self._env = _same_form("the checkpoint", env, new)
         except (ConfigError, OverflowError, TypeError, ValueError) as error:

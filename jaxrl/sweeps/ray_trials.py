@@ -135,7 +135,10 @@ class TrialActor:
         self._under_way: Iterator[tuple[float, bool]] = iter(())
 
     def evaluate(self, settings: dict[str, Any] | None = None) -> tuple[float, bool]:
-        """Return the score of the next evaluation and whether it was the last; `settings` starts a new trial first."""
+        """Return the score of the next evaluation and whether it was the last.
+
+        If `settings` is given, a new trial starts.
+        """
         if settings is not None:
             self._under_way = self._evaluations(settings)
         return next(self._under_way)

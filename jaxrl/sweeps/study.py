@@ -246,7 +246,7 @@ class Study:
         if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
             raise ValueError("the outcome of a trial must be finished, pruned, or failed with a problem")
         if set(params) != set(self._distributions):
-            raise ValueError("a trial has settings that this search does not have, or lacks some")
+            raise ValueError("a trial does not have the same settings as this search")
         params = {  # converted to the types of the ranges
             name: values.to_external_repr(values.to_internal_repr(params[name]))
             for name, values in self._distributions.items()

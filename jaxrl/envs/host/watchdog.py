@@ -124,12 +124,12 @@ class Stepper:
         self._work.put(work)
 
     def run(self, work: Callable[[], Any], watch: Watch) -> Any:
-        """Run `work` and return its result; raise its error, or that of `watch`."""
+        """Run `work` and return its result; raise its error, or the error of `watch`."""
         self.begin(work)
         return self.wait(watch)
 
     def wait(self, watch: Watch | None = None) -> Any:
-        """Wait for the queued work and return its result; raise its error, or that of `watch`."""
+        """Wait for the queued work and return its result; raise its error, or the error of `watch`."""
         since = time.monotonic()
         while True:
             try:

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class _Numbered:
-    """The base class of batches of environments, with their seeds and with messages that name them.
+    """The base class of batches of environments, which stores their seeds and names them in messages.
 
     Attributes:
       name: the environment's name.
@@ -195,7 +195,7 @@ class Workers(_Numbered):
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """Run each environment's command; return the outcomes, and the indices of environments that were rebuilt.
 
-        The outcome of a rebuilt environment is that of its first reset.
+        The outcome of a rebuilt environment is the result of its first reset.
 
         Raises:
           EnvironmentFailedError: an environment raised, or more workers were lost than `restarts` allows.

@@ -248,7 +248,7 @@ def _not_together(topology):
     """Yield problems of settings that exclude each other."""
     processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
-        "learner_batch": "groups with full rollouts vary between runs; use lockstep=None and lag=None in one process",
+        "learner_batch": "groups that finish first vary between runs; use lockstep=None and lag=None in one process",
         "ready": "the environments that are ready first vary between runs; use ready=None",
         "error_buffer": "in lockstep, the learner waits for its actors; use lockstep=False and lag=None, or "
         "error_buffer=None",
@@ -256,7 +256,7 @@ def _not_together(topology):
     for name, why in out_of_step.items():
         value = getattr(topology, name)
         if value is not None and (topology.lockstep or processes > 1):
-            yield f"{name}={value} excludes lockstep=True, which several processes need: {why}"
+            yield f"{name}={value} cannot be used with lockstep=True, which several processes need: {why}"
     if processes > 1 and not topology.lockstep:
         yield f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns"
     if remote is not None and remote.policy:
