@@ -84,7 +84,7 @@ def check_regular(directory: str | os.PathLike) -> None:
                 raise OSError(errno.EINVAL, "it is a symbolic link to a folder; replace the link with the folder", path)
         for path in (os.path.join(folder, name) for name in names):
             if not stat.S_ISREG(os.stat(path).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file", path)
+                raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -177,7 +177,7 @@ def clear_temporaries(directory: Path, names: Container[str]) -> None:
 def _regular(descriptor, mode, path):
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
 
 

@@ -292,7 +292,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
             allowed = f"0, {limits.tiny:.3g} to {limits.max:.3g} of either sign, and {'-' * (name == 'low')}inf"
         else:
             allowed = "0 and 1" if dtype.kind == "b" else f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
-        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; allowed are {allowed}")
+        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; allowed values: {allowed}")
     return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which equals 0 but has other bytes
 
 

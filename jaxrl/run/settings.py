@@ -147,7 +147,7 @@ class RunSettings:
         topology, topology_problems = choose(self.topology, None if offline else env, self.num_envs)
         problems += topology_problems
         if offline and self.record is not None:
-            problems.append("record= needs an env, because only episodes of training are recorded; leave it out")
+            problems.append("record= needs an env, because only episodes of training are recorded; leave record out")
         eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
         trained = f"the training environment {env.name} has"
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]

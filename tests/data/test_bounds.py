@@ -47,8 +47,8 @@ def test_pictures_that_are_what_they_say_are_decoded():
     ("data", "said"),
     [
         (resized(picture(), 9000, 9000), "9,000 x 9,000"),
-        (picture(kind="GIF", mode="P"), "it is not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image"),
+        (picture(kind="GIF", mode="P"), "the bytes are not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "the bytes are not an image"),
         (picture(4, 2), "2 x 4"),
     ],
     ids=["large", "gif", "postscript", "another size"],

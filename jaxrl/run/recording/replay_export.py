@@ -322,7 +322,7 @@ def _saved(
         leaf = leaves[name]
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
-            raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
+            raise ValueError(f"an array has numbers of type {leaf.dtype!r:.80}")
         return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # takes no memory for the shape
 
     try:
