@@ -280,7 +280,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Return the inputs for time steps `[T, B, ...]`, as in acting, rollouts and sequences; all fields are known."""
+        """Return the inputs for time steps `[T, B, ...]`, in acting, rollouts and sequences; all fields are known."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
