@@ -44,7 +44,7 @@ def _problems(sources, name, num_envs, rollout, shards):
         found += _item_problems(source, shards)
     if source.storage == "table":
         if source.over is not None or any(other.over == name for other in sources.values()):
-            found.append("storage='table' stores items, not rows that several sources could share (over=); use 'ring'")
+            found.append("storage='table' stores items, but sources can only share rows (over=); use storage='ring'")
         return found
     if source.over is None and source.remover not in (None, Fifo()):
         found.append(

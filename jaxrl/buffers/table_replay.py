@@ -181,7 +181,7 @@ class TableReplay:
         if isinstance(batch, TransitionBatch):
             batch = batch.replace(weight=batch.weight & drawn.held)
         else:
-            assert source.sequence is not None, "a batch of sequences needs a Sequence"
+            assert source.sequence is not None, "a batch of sequences needs a source with a Sequence"
             burn_in = source.sequence.burn_in
             learned = drawn.held[None] & (jnp.arange(batch.mask.shape[0], dtype=jnp.int32) >= burn_in)[:, None]
             batch = batch.replace(mask=batch.mask & drawn.held[None], burn_in=burn_in)

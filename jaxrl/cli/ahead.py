@@ -42,7 +42,7 @@ def _report(compiled: list[Compiled]) -> list[str]:
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     if misses and least > 0:
         lines.append(
-            f"programs under {least:g} s are not stored; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 stores them all"
+            f"programs compiled in <{least:g} s are not stored; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 stores all"
         )
     return lines
 

@@ -65,7 +65,7 @@ def describe_device(out: Path | None = None) -> int:
     print(files.to_json(description, indent=2))
     if out is not None:
         files.write_json(out, description)
-        print(f"written to {out}: jaxrl compile ... --target {out}", file=sys.stderr)
+        print(f"written to {out}; to use it: jaxrl compile ... --target {out}", file=sys.stderr)
     return 0
 
 
@@ -161,7 +161,7 @@ def randomness() -> Iterator[Finding]:
     if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
         yield Finding(OK, "random numbers", implementation)
     else:
-        advice = "seeds have different results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        advice = "a seed has other results in a sweep; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
         yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
 
 

@@ -75,7 +75,7 @@ class Evaluate(Playing):
     def checks(self) -> dict[str, Any]:
         of_one = self.step is not None or self.best
         alone = self.opponent is not None and self.out is None
-        apart = "--follow with --opponent needs --out, a separate file from evaluations without an opponent"
+        apart = "--follow with --opponent needs --out: games against an opponent are written to a separate file"
         return super().checks() | {
             f"--step-timeout: {self.step_timeout:g} must be more than 0": self.step_timeout <= 0,
             "--follow evaluates every checkpoint; remove --step and --best": self.follow and of_one,

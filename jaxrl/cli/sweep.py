@@ -39,7 +39,7 @@ def sweep(parsed: ParsedCommand) -> int:
     if tasks and run is not launch:
         raise ConfigError("--grid env needs --backend ray, since each environment has its own program")
     if tasks and out is not None:
-        raise ConfigError("--out cannot be used with --grid env, which has a results directory for each environment")
+        raise ConfigError("--out cannot be used with --grid env, which writes a results directory for each environment")
     # Scores of different environments are not comparable, so each has its own table and best run.
     made = {name: environment.make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": env}
     for name, env in made.items():

@@ -154,7 +154,7 @@ def _with_threads(request, run, topology):
 def _only_on_the_host(names, env):
     """Explain that these flags need a host environment."""
     flags, them = ", ".join(map(option, names)), "them" if len(names) > 1 else "it"
-    why = "with only a dataset there is none (Offline)" if env is None else f"{env.name} runs in JAX (Anakin)"
+    why = "learning from a dataset needs none (Offline)" if env is None else f"{env.name} runs in JAX (Anakin)"
     return (
         f"{flags}: only for host environments (Sebulba), but {why}; remove {them}, or use a host environment, such as "
         "--env gymnasium:CartPole-v1 (jaxrl envs lists them)"

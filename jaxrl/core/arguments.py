@@ -48,7 +48,7 @@ def converting[**P, R](
 
     Args:
       function: the function.
-      order: names of its arguments, in order.
+      order: names of the function's arguments, in order.
       converters: conversion functions by argument name; other arguments are passed unchanged.
     """
 

@@ -137,7 +137,7 @@ def check_sizes(config: Any) -> None:
     """Check that all arrays and spaces of a configuration together have at most 2^28 numbers, before they are created.
 
     Raises:
-      ValueError: they have more numbers.
+      ValueError: the arrays and spaces have more numbers.
     """
     total, waiting = 0, [config]
     while waiting:
@@ -150,7 +150,7 @@ def check_sizes(config: Any) -> None:
         elif isinstance(value, list):
             waiting += (item for item in value if isinstance(item, list | dict))
         if total > _MOST_NUMBERS:
-            raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers in total")
+            raise ValueError(f"the arrays and spaces have more than {_MOST_NUMBERS:,} numbers in total")
 
 
 def _encode_array(array):
@@ -203,7 +203,7 @@ def _decode_array(array, shape, dtype):
     size = math.prod(shape) if bounded else 0
     if not bounded or not isinstance(array, list) or len(array) not in (1, size):
         found = f"{len(array)} values" if isinstance(array, list) else f"the values {array!r:.80}"
-        raise ConfigError(f"an array in a configuration with shape {shape!r:.80} has {found}")
+        raise ConfigError(f"an array in a configuration has shape {shape!r:.80}, but {found}")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # a single number is not expanded in memory

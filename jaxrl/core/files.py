@@ -76,15 +76,15 @@ def check_regular(directory: str | os.PathLike) -> None:
     """Check that a directory contains only regular files, because a library that reads a pipe would block.
 
     Raises:
-      OSError: a file is a pipe, a device, or a link to one, or a folder is a link (links are not followed).
+      OSError: a file is a pipe or a device, or links to one, or a folder is a symbolic link, which is not followed.
     """
     for folder, folders, names in os.walk(directory):
         for path in (os.path.join(folder, name) for name in folders):
             if os.path.islink(path):
-                raise OSError(errno.EINVAL, "it is a link to a folder; replace the link by the folder", path)
+                raise OSError(errno.EINVAL, "it is a symbolic link to a folder; replace the link with the folder", path)
         for path in (os.path.join(folder, name) for name in names):
             if not stat.S_ISREG(os.stat(path).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file", path)
+                raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -97,7 +97,7 @@ def read_json(path: str | os.PathLike) -> Any:
     with open_to_read(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+        raise ValueError(f"the file is larger than the limit of {LARGEST >> 20} MiB")
     return parse_json(data)
 
 
@@ -110,12 +110,12 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     level, depth = [value], 0
     while level := [item for one in level for item in _children(one)]:
         depth += 1
         if depth > DEEPEST:
-            raise ValueError("it is nested too deeply")
+            raise ValueError("the JSON is nested too deeply")
     return value
 
 
@@ -177,7 +177,7 @@ def clear_temporaries(directory: Path, names: Container[str]) -> None:
 def _regular(descriptor, mode, path):
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
 
 

@@ -71,7 +71,7 @@ class RenderedRecipe(HostRecipe, Protocol):
     """Recipe whose environments can be rendered."""
 
     def build_rendered(self, seed: int) -> RenderedEnvironment:
-        """Build a single environment that differs from those of `build` only in that it can be rendered."""
+        """Build a single environment that can be rendered; otherwise, it equals an environment from `build`."""
         ...
 
 

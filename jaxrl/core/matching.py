@@ -27,7 +27,7 @@ def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
     """Check that a policy trained on `spec` can act in `env`; bounds of boxes may differ.
 
     Raises:
-      ConfigError: the spaces differ; the message contains both.
+      ConfigError: the spaces differ; the message contains the spaces of the policy and of `env`.
     """
     if problems := space_problems(env, spec, f"the policy was trained on {spec.name} with"):
         raise ConfigError(problems)

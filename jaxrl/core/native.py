@@ -81,7 +81,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
-    """Return whether native integers start at a number other than 0, or a dtype is not bool where jaxrl's is."""
+    """Return whether native integers start at a number other than 0, or a bool in jaxrl has another native dtype."""
     return any(
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
@@ -168,7 +168,7 @@ def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -
     within = (counted >= low) & (counted <= high)  # False for NaN
     if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
         raise EnvironmentContractError(
-            f"{where} returns observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
+            f"{where} returns observation {np.array2string(x, threshold=8)}, which is not an integer within its space"
         )
     return counted.astype(dtype)
 

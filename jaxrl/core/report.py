@@ -174,7 +174,7 @@ def _summed(stacked):
 
 
 def _joined_figure(name, values, lengths):
-    """Combine an actor metric of several chunks: by maximum if `name` ends with "_max", by sum or by average."""
+    """Combine an actor metric of several chunks: by maximum, sum or average, depending on `name`."""
     if name.endswith("_max"):
         return np.max(values)
     if name.endswith("seconds") or name == "failures":
@@ -185,7 +185,8 @@ def _joined_figure(name, values, lengths):
 def persistent_state(state: RunState) -> dict[str, PyTree]:
     """Return the parts of a state that must be finite.
 
-    Environment states are excluded, because they may contain infinities; rows, because they are checked separately.
+    Environment states are excluded, because they may contain infinities. Rows are excluded, because they are checked
+    separately.
     """
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):

@@ -195,7 +195,7 @@ def parse(text: str | float) -> float | Schedule:
 
 
 def to_config(value: Scalar) -> float | str:
-    """Return a number, or a schedule as text, for `config.json`; `parse` reads either back exactly.
+    """Return a number, or a schedule as text, for `config.json`; `parse` restores both exactly.
 
     Args:
       value: a number, or a schedule of numbers; not traced.

@@ -15,7 +15,7 @@ _weight: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("weig
 
 @contextlib.contextmanager
 def shared_batch(replicas: Replicas) -> Generator[None]:
-    """Declare that code traced within the context receives one device's part of a batch that `replicas` share."""
+    """Make layers traced in this context manager treat their batch as part of a batch that `replicas` share."""
     token = _replicas.set(replicas)
     try:
         yield
@@ -25,7 +25,7 @@ def shared_batch(replicas: Replicas) -> Generator[None]:
 
 @contextlib.contextmanager
 def weighted_rows(weight: jax.Array) -> Generator[None]:
-    """Declare the weights [rows], 0 or 1, of the batch rows that layers traced within the context receive."""
+    """Give layers traced in this context manager the weights [rows], 0 or 1, of the rows of their batch."""
     token = _weight.set(weight)
     try:
         yield

@@ -81,10 +81,10 @@ class Uniform:
 class Prioritized:
     """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952).
 
-    An item of priority p is sampled with a probability proportional to p^exponent, among all items of all devices (with
-    `max_times_sampled` or `storage="flashbax"`: among those of its logical shard, each of which contributes an equal
-    part of the batch). Items of priority 0 are never sampled, for any exponent, unless all have priority 0: then
-    sampling is uniform. Priorities that are NaN, infinite or negative are rejected and counted.
+    An item of priority p is sampled with a probability proportional to p^exponent, among all items of all devices. With
+    `max_times_sampled` or `storage="flashbax"`, every logical shard contributes an equal part of the batch, and the
+    probability is among the items of the shard. Items of priority 0 are never sampled, for any exponent, unless all
+    have priority 0: then sampling is uniform. Priorities that are NaN, infinite or negative are rejected and counted.
 
     Args:
       exponent: alpha, a number that may be traced. It is applied when a priority is written, so a schedule changes an
@@ -217,7 +217,8 @@ class Replay:
       capacity: maximum number of rows over all environments, or of items with `storage="table"`, or with `over` and a
         remover.
       batch_size: items per update, over all devices.
-      min_size: rows to store before the first update, which also waits until every environment has the rows of an item.
+      min_size: rows to store before the first update, which also waits until every environment has enough rows for one
+        item.
       rollout_length: steps per environment between two rounds of updates.
       replay_ratio: gradient updates per environment step, over all environments; kept exactly.
       n_step: number of rewards per transition.
@@ -334,7 +335,7 @@ Source = Rollouts | Episodes | Replay | Dataset
 
 
 def value_problems(settings: Any, prefix: str = "") -> list[str]:
-    """Return one line per field of a source, or of its parts, whose value is invalid in any setup.
+    """Return one line per field of a source or of its parts whose value is invalid, regardless of other settings.
 
     Args:
       settings: a source, or a part of one.

@@ -277,7 +277,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # over 64 bits
         found = np.asarray(bound, np.float64)
     if found.dtype.kind not in "biuf":
-        raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds are real numbers")
+        raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds must be real numbers")
     with np.errstate(all="ignore"):
         cast = found.astype(dtype)
         if dtype.kind != "f":
@@ -292,7 +292,7 @@ def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
             allowed = f"0, {limits.tiny:.3g} to {limits.max:.3g} of either sign, and {'-' * (name == 'low')}inf"
         else:
             allowed = "0 and 1" if dtype.kind == "b" else f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
-        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; allowed are {allowed}")
+        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; allowed values: {allowed}")
     return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which equals 0 but has other bytes
 
 
@@ -348,7 +348,7 @@ def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
 
 
 def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Sample whole numbers uniformly from `low` to `high`, both included, in their dtype."""
+    """Sample whole numbers uniformly from `low` to `high`, both included, in the dtype of the bounds."""
     # Computed modulo 2^32, or 2^64, so that neither the number of values nor the sum can overflow.
     word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
     steps = high.astype(word) - low.astype(word)
@@ -389,7 +389,7 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Return whether every part of `x` is in its space; False if `x` is None, which stands for other parts."""
+    """Return whether every part of `x` is in the corresponding space; False if `x` is None."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))

@@ -55,7 +55,7 @@ class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """Output of an environment at one step; the reward and ending are those that *arrived with* the observation."""
+    """Output of an environment at one step; the reward and the ending arrived *together with* the observation."""
 
     observation: PyTree
     reward: Array  # float32; 0 where first
@@ -280,7 +280,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Return the inputs for time steps `[T, B, ...]`, as in acting, rollouts and sequences; all are known."""
+        """Return the inputs for time steps `[T, B, ...]`, in acting, rollouts and sequences; all fields are known."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
@@ -488,12 +488,12 @@ class Replicas(Protocol):
 
     @property
     def shards(self) -> int:
-        """The number of logical shards on this device, static."""
+        """The number of logical shards on this device, a Python integer."""
         ...
 
     @property
     def devices(self) -> int:
-        """The number of devices that share the work, static."""
+        """The number of devices that share the work, a Python integer."""
         ...
 
     @property
@@ -501,7 +501,7 @@ class Replicas(Protocol):
 
     @property
     def platform(self) -> str:
-        """The platform of the devices, such as "cpu", static."""
+        """The platform of the devices, such as "cpu"."""
         ...
 
     def mean(self, tree: PyTree) -> PyTree: ...

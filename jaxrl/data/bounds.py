@@ -25,7 +25,7 @@ def check_memory(needed: int, what: str) -> None:
     free = memory.free_on_host()
     if free is not None and needed > free // 2:
         raise ValueError(
-            f"{what}: {memory.readable(needed)} needed, more than half of the {memory.readable(free)} of free memory"
+            f"{what} would take {memory.readable(needed)}, more than half of the {memory.readable(free)} of free memory"
         )
 
 
@@ -48,7 +48,7 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
                 width, height, bands = *picture.size, len(picture.getbands())
         except Exception as error:  # Pillow raises errors of many types
             said = f"{error!s:.200}".split("<", 1)[0]
-            raise ValueError(f"it is not an image in {' or '.join(_PICTURES)} format: {said}") from error
+            raise ValueError(f"the bytes are not an image in {' or '.join(_PICTURES)} format: {said}") from error
         if height * width * max(bands, 4) > MOST_NUMBERS:
             raise ValueError(f"an image has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
         expected = (height, width) if shape is None else tuple(shape[:2])
@@ -74,4 +74,4 @@ def check_inflated(deflated: Iterable[bytes]) -> None:
                 raise ValueError(str(error)) from error
             rest = decoder.unconsumed_tail
             if needed > MOST_NUMBERS * 8:
-                raise ValueError(f"it decompresses to more than {memory.readable(MOST_NUMBERS * 8)}")
+                raise ValueError(f"the data decompresses to more than {memory.readable(MOST_NUMBERS * 8)}")

@@ -85,9 +85,9 @@ def load_dataset(
         found = Dataset(where, open_directory(where, split=split))
         return found if last_step == "observation" else found.map(last_step_counts)
     if last_step != "observation":
-        raise ConfigError(f"last_step={last_step!r}: the last step of Minari's episodes has no action and no reward")
+        raise ConfigError(f"last_step={last_step!r}: in Minari, the last step has no action or reward; leave it out")
     if split != "train":
-        raise ConfigError(f"split={split!r}: Minari datasets have no splits")
+        raise ConfigError(f"split={split!r}: Minari datasets have no splits; leave it out")
     reader = MinariReader(where)
     return Dataset(reader.path, [reader])
 

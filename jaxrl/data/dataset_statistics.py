@@ -100,7 +100,7 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
       ConfigError: there are no episodes.
     """
     if images not in ("channel", "skip"):
-        raise ConfigError(f"images={images!r}; use 'channel' or 'skip'")
+        raise ConfigError(f"images={images!r} must be 'channel' or 'skip'")
     running: dict[str, PyTree] | None = None
     for episode in episodes:
         steps = {name: x for name, x in meaningful(episode).items() if name not in MARKS}

@@ -156,7 +156,7 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
             return [(name, f"is {x!r:.80}; it must be an array with one entry per step")]
     steps = len(episode.is_last)
     if steps == 0:
-        return [("steps", "there are none; an episode has at least one step")]
+        return [("steps", "the episode is empty; it needs at least one step")]
     found = [(name, f"has {len(x)} steps, but is_last has {steps}") for name, x in leaves.items() if len(x) != steps]
     if found:
         return found
@@ -231,12 +231,12 @@ def kind_of(tree: PyTree, *, axes: int = 0) -> Kind:
 
 
 def differences(found: Kind, expected: Kind) -> list[str]:
-    """Return one line for each array that differs from `expected`, such as "reward is float64 (), but float32 ()"."""
+    """Return one line per array that differs, such as "reward is float64 (), but must be float32 ()"."""
     lines, missing = [], ("missing",)
     for name in expected | found:
         here, there = found.get(name, missing), expected.get(name, missing)
         if here != there:
-            lines.append(f"{name} is {' '.join(map(str, here))}, but {' '.join(map(str, there))}")
+            lines.append(f"{name} is {' '.join(map(str, here))}, but must be {' '.join(map(str, there))}")
     return lines
 
 
@@ -247,5 +247,5 @@ def check_kind(found: Kind, kind: Kind | None, error: type[JaxrlError] = Dataset
       JaxrlError: they differ. The error is an instance of `error` and names the array.
     """
     if kind is not None and (lines := differences(found, kind)):
-        raise error(f"{lines[0]} in earlier episodes; all episodes must have the same arrays and metadata")
+        raise error(f"{lines[0]} as in earlier episodes; all episodes must have the same arrays and metadata")
     return found

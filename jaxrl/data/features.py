@@ -260,7 +260,7 @@ def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, An
 def _read(field, feature):
     kind = feature.WhichOneof("kind")
     if kind is None:
-        raise ValueError("it is not a list of bytes, floats or integers")
+        raise ValueError("the feature is not a list of bytes, floats or integers")
     values = getattr(feature, kind).value
     if kind != "bytes_list":
         values = np.asarray(values)
@@ -270,7 +270,7 @@ def _read(field, feature):
         decoded = [field.decoder.decode_example_np(x) for x in values]
         return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
     if (kind == "bytes_list") != (field.encoding != "none"):
-        raise ValueError(f"its declared encoding is {field.encoding}, but its values are encoded differently")
+        raise ValueError(f"the declared encoding is {field.encoding}, but values are encoded differently")
     if field.encoding == "text":
         texts = [x.decode() for x in values]
         return np.asarray(texts) if field.of_steps else texts[0]
@@ -289,7 +289,7 @@ def _read(field, feature):
     if field.of_steps:
         return values
     if len(values) != 1:
-        raise ValueError(f"it has {len(values)} values instead of one")
+        raise ValueError(f"the feature has {len(values)} values instead of one")
     return values[0] if field.shape else values[0].item()
 
 
@@ -305,7 +305,7 @@ def _inflated(data, size):
     """Decompress the bytes of one step to exactly `size` bytes; stop decompressing beyond this size."""
     found = (decoder := zlib.decompressobj()).decompress(data, size + 1)
     if len(found) != size or not decoder.eof:
-        raise ValueError(f"it does not decompress to the {size} bytes of its shape")
+        raise ValueError(f"the data does not decompress to the {size} bytes of its shape")
     return found
 
 

@@ -144,7 +144,7 @@ class MinariWriter(Writer):
             limit = "" if self._longest is None else f" and, except with data_format='hdf5', at most {self._longest:,}"
             problems.append(f"an episode has {episode.length:,} transitions; Minari needs at least 1{limit}")
         found = kind_of({"steps": {name: getattr(episode, name) for name in ("observation", "action")}}, axes=1)
-        problems += [f"{line} in its space" for line in differences(found, self._expected)]
+        problems += [f"{line} as in its space" for line in differences(found, self._expected)]
         for name, x in episode.extras.items():
             if self._longest is not None or isinstance(x, Mapping) or "/" in name:
                 problems.append(f"steps/{name}: Minari supports extra fields only in HDF5 files and without nesting")

@@ -127,7 +127,7 @@ class MinariReader:
           DatasetError: the episode cannot be read.
         """
         if isinstance(record, Exception):
-            raise DatasetError(f"{where}: it cannot be read by Minari: {record!r:.500}") from record
+            raise DatasetError(f"{where} cannot be read by Minari: {record!r:.500}") from record
         stored, metadata = record
         metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
         total = metadata.pop("total_steps", None)
@@ -219,7 +219,7 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
             raise DatasetError(f"{where}: {name} has {len(x)} entries, but rewards has {len(reward)}")
         if x[:-1].any():
             at = int(np.argmax(x))
-            raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last can be")
+            raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last step can be")
     marks, ending = marks_of(**flags)
     # In some older datasets, infos have one entry per transition instead of per step.
     infos = jax.tree.map(lambda x: _with_last(x) if len(x) == len(reward) else x, _arrays(stored["infos"] or {}))

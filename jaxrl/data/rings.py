@@ -150,8 +150,8 @@ def _fitting(episodes):
         # Memory holds three copies: the episodes, their rows, and the rings.
         if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
-                f"the dataset takes more than {taken / 2**30:.3g} GiB, but {free / 2**30:.3g} GiB are free for it and "
-                "two copies; use a smaller dataset, or more memory"
+                f"the dataset takes more than {taken / 2**30:.3g} GiB, but only {free / 2**30:.3g} GiB are free, and "
+                "three copies must fit into memory; use a smaller dataset, or more memory"
             )
         yield episode
 

@@ -240,7 +240,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
     kinds = [{field.name: field.kind for field in reader.fields if field.of_steps} for reader in readers]
     for reader, kind in zip(readers, kinds, strict=True):
         if lines := rules.differences(kind, kinds[0]):
-            raise DatasetError(f"{reader.path}: {lines[0]} in {readers[0].path}")
+            raise DatasetError(f"{reader.path}: {lines[0]} as in {readers[0].path}")
     return readers
 
 

@@ -68,7 +68,7 @@ class Writer(abc.ABC):
           DatasetError: the data read differ from the data written, or writing failed.
         """
         if not self.episodes:
-            raise ConfigError("there are no episodes to write; a dataset has at least one")
+            raise ConfigError("there are no episodes to write; a dataset needs at least one")
         with as_dataset_errors(self._staging.path):
             self._complete()
             self._read_again()

@@ -66,7 +66,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
         def read(start, stop):
             what = f"records {start} to {stop - 1}"
             if stop > len(starts) - 1:
-                raise DatasetError(f"{path}: {what} cannot be read: the file has {len(starts) - 1} records")
+                raise DatasetError(f"{path}: {what} cannot be read: the file has only {len(starts) - 1} records")
             try:
                 check_memory(2 * int(starts[stop] - starts[start]), what)
             except ValueError as error:

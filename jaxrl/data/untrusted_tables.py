@@ -41,7 +41,7 @@ def check_episode(folder: Path, kind: str, pictures: bool) -> None:
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != "metadata.json"]
     found = [path for path in found if not path.name.startswith(("_", "."))]  # Minari does not read hidden files either
     if len(found) > _MOST_FILES:
-        raise ValueError(f"it has {len(found):,} files; at most {_MOST_FILES:,} are supported")
+        raise ValueError(f"the dataset has {len(found):,} files; at most {_MOST_FILES:,} are supported")
     look = _arrow if kind == "arrow" else _parquet
     for path in found:
         try:
@@ -67,7 +67,7 @@ def _check_schema(schema) -> int:
         nonlocal seen
         seen += 1
         if depth > _DEEPEST or seen > _MOST_FIELDS:
-            raise ValueError(f"it has too many columns, or nests them too deeply: {name!r:.80}")
+            raise ValueError(f"the table has too many columns, or nests them too deeply: {name!r:.80}")
         if pa.types.is_struct(kind) and kind.num_fields:
             return sum(visit(kind.field(i).type, kind.field(i).name, depth + 1) for i in range(kind.num_fields))
         if pa.types.is_fixed_size_list(kind) and kind.list_size > 0:
@@ -135,7 +135,7 @@ def _check_uncompressed(file, size) -> None:
     file.seek(max(size - 10, 0))
     length, magic = struct.unpack("<i6s", file.read(10))
     if magic != b"ARROW1" or not 0 < length <= min(size - 10, files.LARGEST):
-        raise ValueError("it is not an Arrow file")
+        raise ValueError("a table is not an Arrow file")
     file.seek(size - 10 - length)
     footer = root(file.read(length))
     field = footer.Offset(4 + 2 * 3)  # recordBatches
@@ -149,7 +149,7 @@ def _check_uncompressed(file, size) -> None:
         message = root(head[8 if head[:4] == b"\xff\xff\xff\xff" else 4 :])
         batch = Table(message.Bytes, message.Indirect(message.Pos + message.Offset(4 + 2 * 2)))  # header
         if batch.Offset(4 + 2 * 3):  # compression
-            raise ValueError("it is compressed; save it uncompressed, as Minari does")
+            raise ValueError("a table is compressed; save it uncompressed, as Minari does")
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _check_column(file, size, column) -> int:
       ValueError: the codec is not supported, the column is outside the file, or its pages contradict its metadata.
     """
     if column.compression not in _CODECS:
-        raise ValueError(f"it is compressed with {column.compression}; supported codecs: {', '.join(_CODECS)}")
+        raise ValueError(f"a column is compressed with {column.compression}; supported codecs: {', '.join(_CODECS)}")
     begins = column.data_page_offset
     if column.dictionary_page_offset is not None and 0 < column.dictionary_page_offset < begins:
         begins = column.dictionary_page_offset

@@ -80,7 +80,7 @@ def check_sequence(sequence: Sequence) -> None:
     least = {"length": 1, "period": 1, "burn_in": 0}
     problems = count_problems(**{f"sequence.{name}": (getattr(sequence, name), low) for name, low in least.items()})
     if sequence.end not in ("write", "truncate", "zero_pad", "continue"):
-        problems.append(f"sequence.end={sequence.end!r}; use 'write', 'truncate', 'zero_pad' or 'continue'")
+        problems.append(f"sequence.end={sequence.end!r} must be 'write', 'truncate', 'zero_pad' or 'continue'")
     if sequence.stored_carry:
         problems.append("sequence.stored_carry=True: a dataset has no recurrent states; use stored_carry=False")
     if problems:
@@ -201,7 +201,7 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     """
     later = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}
     if alignment not in later:
-        raise ConfigError(f"alignment={alignment!r}; use 'SAR', 'RSA' or 'ARS'")
+        raise ConfigError(f"alignment={alignment!r} must be 'SAR', 'RSA' or 'ARS'")
     steps, moved = episode.steps, later[alignment]
     for name in ("action", "reward", "discount"):
         change = _one_later if name in moved else lambda x: zero_where(episode.is_last, x)
@@ -228,7 +228,7 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
     holds = np.asarray(condition(episode))
     if holds.shape != episode.is_last.shape or holds.dtype != np.bool_:
         raise ConfigError(
-            f"the condition returned {holds.dtype} {holds.shape}; it must be bool {episode.is_last.shape}"
+            f"the condition returned {holds.dtype} {holds.shape}; it must return bool {episode.is_last.shape}"
         )
     if not holds.any():
         return episode

@@ -90,8 +90,8 @@ def _rows(env: Environment) -> Environment:
     if agents > 1:
         shape = jnp.shape(_traced(base, "reset", base.reset, keys.root_key(0))[1].reward)
         if shape != (agents,):
-            line = f"it has num_agents={agents}, but its rewards have shape {shape} instead of ({agents},); return one "
-            line += "reward per agent, or rename the attribute"
+            line = f"the environment has num_agents={agents}, but rewards have shape {shape} instead of ({agents},); "
+            line += "return one reward per agent, or rename the attribute"
             rules.raise_problems(env, [line])
     return as_rows(env)
 
@@ -102,7 +102,7 @@ _MISSING = object()
 
 def _static_problems(env: Any) -> list[str]:
     if isinstance(env, type):
-        return [f"it is a class; pass an instance, {env.__name__}()"]
+        return [f"the environment is a class; pass an instance, {env.__name__}()"]
     if not any(hasattr(type(env), name) for name in _METHODS):
         return [f"{env!r:.80} has neither reset nor step; make an environment with jaxrl.make('suite:name')"]
     found, problems = {}, []
@@ -122,11 +122,11 @@ def _static_problems(env: Any) -> list[str]:
     problems += [line for name in _METHODS for line in _signature_problems(name, found[name])]
     leaves, tree = jax.tree.flatten(env)
     if len(leaves) == 1 and leaves[0] is env:
-        problems.append("it is not a pytree; make it a flax.struct.dataclass")
+        problems.append("the environment is not a pytree; make it a flax.struct.dataclass")
     try:
         hash(tree)
     except TypeError as error:
-        problems.append(f"its static fields are not hashable ({error}); jit requires it")
+        problems.append(f"the static fields are not hashable ({error}); jit requires it")
     return problems
 
 

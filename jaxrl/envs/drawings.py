@@ -73,8 +73,8 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
         bounds = (low, high) if observation_space.bounded and high > low else None
         return Drawing(lambda env, state, time_step: time_step.observation, lambda x: image(x, bounds), 10.0)
     raise ConfigError(
-        f"{env.name} cannot be drawn: its observation {observation_space} is not an image, and it has no drawing; "
-        f"environments with drawings: {', '.join(sorted(_DRAWINGS))}, brax's, and those of most suites; add one with "
+        f"{env.name} cannot be drawn: its observation {observation_space} is not an image, and there is no drawing for "
+        f"it; environments with drawings: {', '.join(sorted(_DRAWINGS))}, brax, and most suites; add a drawing with "
         "jaxrl.envs.drawings.register"
     )
 

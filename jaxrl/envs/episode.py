@@ -208,7 +208,7 @@ class PooledReset(_Resetting):
 
 
 def with_rows(size: int, tree: PyTree, batched: PyTree) -> PyTree:
-    """Broadcast the leaves without a batch axis, those for which `batched` is False, to `size` rows."""
+    """Broadcast the leaves for which `batched` is False, which have no batch axis, to `size` rows."""
     return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, batched)
 
 

@@ -52,7 +52,7 @@ class GymnaxEnvironment(LibraryEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name in NEEDS_DOWNLOAD:
-            raise ConfigError(f"gymnax:{name} needs a download, which jaxrl never does at run time")
+            raise ConfigError(f"gymnax:{name} needs a download, but jaxrl downloads nothing at run time")
         super().check(name, parameters)
 
     def with_spaces(self) -> "GymnaxEnvironment":

@@ -38,7 +38,7 @@ class _Deferred(ModuleType):
 
 
 def import_gymnax() -> ModuleType:
-    """Import gymnax and return it; the first import of gymnax does not import the deferred libraries."""
+    """Import and return gymnax; matplotlib, seaborn and Gymnasium are only imported when gymnax first uses them."""
     usual = builtins.__import__
 
     def deferring(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:

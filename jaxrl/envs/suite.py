@@ -112,7 +112,7 @@ class SuiteEnv(struct.PyTreeNode):
 
     @classmethod
     def default(cls, key: Key) -> Self:
-        """Return the environment for `key` with the default values of its numbers; called once per key."""
+        """Return the environment for `key` with default values of all numbers; called once per key."""
         raise NotImplementedError
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
@@ -145,7 +145,10 @@ class SuiteEnv(struct.PyTreeNode):
         return like(self.numbers[name], value)
 
     def with_spaces(self) -> Self:
-        """Return this environment with spaces recomputed from its numbers; called before arrays to map over are set."""
+        """Return this environment with its spaces recomputed from its parameters.
+
+        `make` calls this method before it replaces parameters with arrays to map over.
+        """
         return self
 
     @classmethod
@@ -159,7 +162,10 @@ class SuiteEnv(struct.PyTreeNode):
         return cls.ranges
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        """Return one error line per invalid number in `changed`, such as a number outside `limits`; also for files."""
+        """Return one error line per invalid number in `changed`, such as a number outside `limits`.
+
+        Numbers from files are checked, too.
+        """
         return outside(changed, self.limits(self.key[0]))
 
     def without_effect(self) -> frozenset[str]:
@@ -235,8 +241,8 @@ class SuiteEnv(struct.PyTreeNode):
         chosen = {k: x for k, x in parameters.items() if k in sizes and isinstance(x, int | float) and "seed" not in k}
         if large := [f"{k}={x!r:.80}" for k, x in chosen.items() if not abs(x) <= cls.largest]:
             raise ConfigError(
-                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the limit for files; create the "
-                "environment yourself: env=jaxrl.make(...)"
+                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the maximum for numbers in files; "
+                "create the environment yourself: env=jaxrl.make(...)"
             )
         return cls._built(name, parameters)
 
@@ -433,7 +439,7 @@ def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """Cast the state to these dtypes, so that all steps return the same dtypes."""
+    """Cast the state to the given dtypes, so that every step returns the same dtypes."""
 
     def cast(x, dtype):
         return x if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(x, dtype)

@@ -96,7 +96,7 @@ class ActFunction:
         if spec.masked:
             env = self._policy.env
             if not isinstance(env, Environment):
-                raise ConfigError("the policy has no environment, which defines the action mask; load the run instead")
+                raise ConfigError("the action mask needs the environment, which the policy lacks; load the run instead")
             mask = jax.eval_shape(lambda key: env.reset(key)[1].action_mask, jax.eval_shape(lambda: jax.random.key(0)))
             found["action_mask"] = jax.tree.map(many, mask)
         if self._sample:

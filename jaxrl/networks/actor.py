@@ -26,7 +26,7 @@ class Actor(Network):
       torso: module that maps observations to features; None: a CNN for images, the identity for vectors.
       widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
-      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: "layer", "rms", "batch" or "batch_renorm" before each activation; None: no normalization.
       normalize_inputs: normalize the inputs of each dense layer and of the output layer instead, after the activations.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; otherwise, the output is an action `[..., n]`

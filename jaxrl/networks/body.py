@@ -113,7 +113,7 @@ def run_module[Output](
     *,
     train: bool,
 ) -> tuple[Output, ModelState]:
-    """Return `call(module)` for the network's module, and the next model state, which changes only if `train`."""
+    """Return `call(module)` for the network's module, and the next model state, which changes only in training."""
     structure, *_ = structure_of(network, spec)
     if not jax.tree.leaves(model_state):
         return call(nnx.merge(structure, params)), model_state

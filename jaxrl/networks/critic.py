@@ -65,19 +65,19 @@ class Critic(Encoder):
     Args:
       torso: module that maps observations to features; None: a CNN for images, the identity for vectors.
       trunk: layers over the concatenated features and action, before the dense layers: a torso for vectors, such as
-        `InvertedResidual()`; None: none.
+        `InvertedResidual()`; None: no trunk.
       widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
-      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: "layer", "rms", "batch" or "batch_renorm" before each activation; None: no normalization.
       normalize_inputs: normalize the inputs of each dense layer and of the head instead, after the activations.
       ensemble: number of members.
       head: output head: `ActionValues()` for values, `CategoricalValues()` or `QuantileValues()` for distributions of
-        returns; without noise.
+        returns. Noisy heads are not supported.
       observation_keys: keys of a dictionary observation to read; None: all.
       core: recurrent core between torso and dense layers, or None.
       previous_action, previous_reward: append the previous action or reward to the core's inputs.
       dtype: compute dtype of the dense layers, "float32" or "bfloat16", as in `MLP`; the torso's dtype is separate.
-      dropout: dropout rate of the dense layers' outputs in SAC's updates, before their normalization.
+      dropout: dropout rate in SAC's updates, applied to the output of each dense layer before normalization.
     """
 
     torso: Torso | None = None

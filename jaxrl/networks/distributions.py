@@ -121,7 +121,7 @@ class Categorical(struct.PyTreeNode):
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """Return KL(self || other) `[...]` in nats; finite even where `other` forbids what `self` allows."""
+        """Return KL(self || other) `[...]` in nats; finite even where `other` forbids a class that `self` allows."""
         log_probs = self.log_probs()
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
 

@@ -12,10 +12,10 @@ the value `[N]` or `[N, 1]`. The policy's parameters depend on the action space:
   Box: a pair of the mean `[N, n]` and the log standard deviation, `[N, n]` or `[n]`.
   Dict or Tuple: a dictionary or tuple with the parameters of each part.
 
-State other than parameters, such as that of batch normalization, becomes the network's model state: batch statistics in
+State other than parameters, as in batch normalization, becomes the network's model state: batch statistics in
 NNX, every collection except `params` in Linen, and `equinox.nn.State`. A Linen module with such state is called with
 the argument `train`. NNX modules are switched between training and evaluation by `train()` and `eval()`, Equinox
-modules by `inference_mode`. Modules with random state, such as that of dropout, are rejected.
+modules by `inference_mode`. Modules with random state, as in dropout, are rejected.
 
 Observations are passed as the environment returns them: uint8 pixels are not scaled. User code runs under JAX's
 standard promotion rules.

@@ -48,7 +48,7 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
         return sum(space.nvec)
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
         raise ConfigError(
-            f"no policy for the action space {space}; use a wrapper to flatten it to a supported space: Discrete, "
+            f"there is no policy for the action space {space}; flatten it with a wrapper to a supported one: Discrete, "
             "MultiDiscrete, Box of floats of shape (n,), and Dict and Tuple of these"
         )
     if continuous != "gaussian" and not (space.bounded and np.all(space.low < space.high)):

@@ -157,7 +157,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 def _convolve(x, kernel, strides, padding, **others):
-    """Call `convolution` with the arguments that `nnx.Conv` passes; `others` have fixed values in `conv`."""
+    """Call `convolution` with the arguments that `nnx.Conv` passes; `others` are constant and ignored."""
     return convolution(x, kernel, strides, padding)
 
 

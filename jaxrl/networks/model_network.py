@@ -57,7 +57,7 @@ class ModelNetwork(Network):
     def step(
         self, params: Params, latent: jax.Array, action: jax.Array, *, spec: EnvSpec, model_state: ModelState
     ) -> ModelOutput:
-        """Return the next states and their predictions for actions [...] in states [..., width]."""
+        """Return the latent states that follow `latent` [..., width] after actions [...], and their predictions."""
         return run_module(self, params, model_state, spec, lambda m: m.follow(latent, action), train=False)[0]
 
 

@@ -112,7 +112,7 @@ class SelfPredictiveValues:
       atoms, gain, smoothing: as in `CategoricalValues`.
       widths: widths of the dense layers before each output.
       activation: function after each dense layer, by name.
-      normalization: normalization before each activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: "layer", "rms", "batch" or "batch_renorm" before each activation; None: no normalization.
     """
 
     atoms: int = 151

@@ -140,8 +140,8 @@ class MinGRU:
 
     Each W is a separate kernel. The function g(v), which is v + 0.5 for positive v and sigmoid(v) otherwise, keeps h
     positive (appendix B.3 of the paper). As in PufferLib since version 4, layers have highway connections (Srivastava
-    et al., 2015, arXiv:1505.00387), which allow stacking layers, and no biases except that of z. The gates do not read
-    h, because the parallel scan requires a linear recurrence.
+    et al., 2015, arXiv:1505.00387), which allow stacking layers, and no biases except the bias of z. The gates do not
+    read h, because the parallel scan requires a linear recurrence.
 
     Args:
       width: size of the hidden state of each layer, and of the output.

@@ -94,7 +94,7 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Divide numbers of a box whose bounds are within (-1, 1) by their largest magnitude; leave others unchanged."""
+    """Divide numbers whose bounds are within (-1, 1) by the larger magnitude of the bounds; keep other numbers."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
     largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)
@@ -157,10 +157,10 @@ class MLP:
     Args:
       widths: widths of the layers; without layers, the features are the flattened observation.
       activation: function after every layer, by name.
-      normalization: normalization before every activation, "layer", "rms", "batch" or "batch_renorm"; None: none.
+      normalization: "layer", "rms", "batch" or "batch_renorm" before every activation; None: no normalization.
       dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are always float32.
-      stretch: whether to divide numbers of a bounded box whose magnitude stays below 1 by their maximum magnitude,
+      stretch: whether to divide each number whose bounds are within (-1, 1) by the larger magnitude of the bounds,
         because newly initialized layers respond little to small inputs. Do not use it for normalized observations.
       symlog: whether to replace each input x by sign(x) ln(1 + |x|), so that large inputs do not saturate the layers,
         as in Dreamer (Hafner et al., 2023, arXiv:2301.04104). Unlike `normalize_observation`, it needs no statistics.
@@ -312,8 +312,8 @@ class MinAtarCNN:
       filters, kernel: number of filters and kernel size of the convolution, whose stride is 1.
       width: width of the dense layer.
       activation: function after both layers, by name.
-      normalization: normalization before every activation, "layer" (over each pixel's channels, and over the dense
-        layer), "batch" or "batch_renorm"; None: none.
+      normalization: "layer" (over each pixel's channels, and over the dense layer), "batch" or "batch_renorm" before
+        every activation; None: no normalization.
       dtype: as in `MLP`.
     """
 
@@ -376,7 +376,7 @@ class ImpalaCNN:
 
 
 class _ResidualStack(nnx.Module):
-    """Sections of a convolution, max pooling that halves the image, and two residual blocks; one per channel count."""
+    """Sections, one per channel count, of a convolution, max pooling that halves the image, and two residual blocks."""
 
     def __init__(self, torso: "ImpalaResNet", shape: tuple[int, int, int], rngs: nnx.Rngs):
         height, width, inputs = shape

@@ -101,11 +101,11 @@ class WorldModel(_Called):
       units: width of the layers of encoder, decoder and heads.
       depth: base number of channels for images, which the multipliers scale.
       blocks: number of diagonal blocks of the recurrent unit's weights; 1: dense.
-      layers: number of layers of encoder, decoder, policy and critic; reward and continuation heads have one.
+      layers: number of layers of encoder, decoder, policy and critic; the reward and continuation heads have one layer.
       multipliers: multipliers of the number of channels after each halving of an image, until its size is at most 4.
       kernel: height and width of convolutions.
       uniform: fraction of a uniform distribution mixed into the latents and discrete actions.
-      min_std: minimum standard deviation of continuous actions, in units of half their range.
+      min_std: minimum standard deviation of continuous actions, in units of half the range of actions.
       max_std: maximum standard deviation of continuous actions, in the same units.
     """
 

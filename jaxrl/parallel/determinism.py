@@ -35,7 +35,7 @@ def set_flags() -> None:
     wrong = [f"{name}={present[name]}" for name in ours if present[name].lower() not in _FLAGS[name]]
     if wrong:
         raise ConfigError(
-            f"deterministic=True needs {_joined(_FLAGS)}, but {_VARIABLE} has {' '.join(wrong)}; remove that"
+            f"deterministic=True needs {_joined(_FLAGS)}, but {_VARIABLE} has {' '.join(wrong)}; remove the flag"
         )
     missing = _joined(name for name in _FLAGS if name not in present)
     if not missing:

@@ -53,7 +53,7 @@ class Topology:
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         """Return the parts of `Resources` that a run in `env` does not have, each with the reason."""
-        return dict.fromkeys(("actors", "environments", "worker_memory"), "a run in one compiled program has none")
+        return dict.fromkeys(("actors", "environments", "worker_memory"), "a single compiled program has no such part")
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
         """Return the number of worker processes on this machine that step `env`."""

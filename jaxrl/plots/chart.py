@@ -96,7 +96,7 @@ def brightness(heights: np.ndarray) -> list[Any]:
 
 
 def say(axes: Axes, text: str) -> None:
-    """Write a short text in axes without curves."""
+    """Write a short text in the middle of the axes, such as a note that there are no curves to plot."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center")
 
 

@@ -193,7 +193,7 @@ class Callbacks:
         self._restored, states, set_by_callback = record, record.get("states", {}), record.get("env")
         fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
         if not fits or not isinstance(set_by_callback, list | None):
-            raise CheckpointError("the manifest of the checkpoint has an invalid state of callbacks")
+            raise CheckpointError("the callbacks cannot be restored: their state in the checkpoint is invalid")
         for callback in self._callbacks:
             if callback.name in states:
                 try:

@@ -88,7 +88,7 @@ class JSONLLogger:
         if not self.path.is_file():
             return
         if not ownership.is_own(self.path, "rows"):
-            raise OSError(errno.EEXIST, "it contains something other than metrics")
+            raise OSError(errno.EEXIST, "the file contains something other than metrics")
         whole_rows, changed = [], False
         for line, row in _lines(self.path):
             keep = row is not None and row["step"] <= last

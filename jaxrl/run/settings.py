@@ -147,7 +147,7 @@ class RunSettings:
         topology, topology_problems = choose(self.topology, None if offline else env, self.num_envs)
         problems += topology_problems
         if offline and self.record is not None:
-            problems.append("record= needs an env, because only episodes of training are recorded; leave it out")
+            problems.append("record= needs an env, because only episodes of training are recorded; leave record out")
         eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
         trained = f"the training environment {env.name} has"
         problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
@@ -262,7 +262,7 @@ def _evaluation_cost(settings):
     every, total = settings.evaluate_every, settings.total_steps
     count = -(-total // max(total // 10 if every is None else every or total, 1))
     steps = count * settings.evaluation_episodes * limit
-    what = f"evaluations: up to {steps:,} steps, {steps // total} times those of training"
+    what = f"evaluations: up to {steps:,} steps, {steps // total} times as many as in training"
     return [f"{what} (evaluate_every, evaluation_episodes)"] if steps > _DEAR * total else []
 
 

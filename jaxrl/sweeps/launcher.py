@@ -257,7 +257,7 @@ def _ended(run_dir, config) -> bool:
 
 
 def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:
-    """Return the results of all runs, read from their directories."""
+    """Return the results of all runs, read from the run directories."""
     steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
     records = [[run_status.read_result(path) for path in paths] for paths in run_dirs]
     rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]

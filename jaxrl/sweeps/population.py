@@ -35,7 +35,7 @@ class Selection:
       factor: factor that a copied hyperparameter is multiplied or divided by.
       resample: probability that a copied hyperparameter is sampled from its range instead.
       exploit_from: fraction of the run, at its beginning, in which only failed members copy others.
-      score: the episodes whose mean return is the score of a member: those of "training" or of an "evaluation".
+      score: the score of a member: the mean return of its episodes in "training", or of an "evaluation".
       copy_replay: whether the replay buffer is also copied.
     """
 
@@ -87,7 +87,7 @@ class Hyperparameter:
 
     Args:
       name: the field's name.
-      values: its range, or the list of its values.
+      values: the range of the field, or the list of its values.
     """
 
     name: str

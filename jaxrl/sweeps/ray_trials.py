@@ -135,7 +135,10 @@ class TrialActor:
         self._under_way: Iterator[tuple[float, bool]] = iter(())
 
     def evaluate(self, settings: dict[str, Any] | None = None) -> tuple[float, bool]:
-        """Return the score of the next evaluation, and whether it was the last; `settings` begin a new trial."""
+        """Return the score of the next evaluation and whether it was the last.
+
+        If `settings` is given, a new trial starts.
+        """
         if settings is not None:
             self._under_way = self._evaluations(settings)
         return next(self._under_way)
@@ -163,8 +166,8 @@ def _outcome(ray, reference):
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         of_trial = isinstance(error.cause, ConfigError | NonFiniteError)
-        return error.cause if of_trial else PeerError(f"its process raised {error.cause!r:.500}")
+        return error.cause if of_trial else PeerError(f"the trial's process raised {error.cause!r:.500}")
     except ray.exceptions.RayError as error:
-        lost = PeerError(f"its process was lost: {str(error).splitlines()[0]}")
+        lost = PeerError(f"the trial's process was lost: {str(error).splitlines()[0]}")
         lost.__cause__ = error
         return lost

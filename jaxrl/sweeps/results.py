@@ -110,7 +110,7 @@ class SweepResult(Tabulated):
           ConfigError: the metric does not exist, or the format is not supported.
         """
         if metric not in self.metrics:
-            raise unknown("metric", metric, self.metrics, "those of this sweep")
+            raise unknown("metric", metric, self.metrics, "the metrics of this sweep")
         return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -269,8 +269,8 @@ def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bo
     Args:
       result: the result of this call.
       path: the directory; None: nothing is saved.
-      trained: whether this call trained any of the runs. If not, the speed, duration and origin that the call that
-        trained them recorded are kept.
+      trained: whether this call trained any of the runs. If not, the speed, duration and origin recorded by the
+        earlier call are kept.
 
     Returns:
       The saved result.

@@ -85,7 +85,7 @@ SPACES: dict[str, dict[str, Range]] = {
 
 
 def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the default ranges of an algorithm: its entry in `SPACES` or, if missing, those of its field groups."""
+    """Return the default ranges of an algorithm: its entry in `SPACES`, or else the ranges of its field groups."""
     of_groups: dict[str, Range] = {}
     for group, ranges in _GROUPS.items():
         if isinstance(algo, group):

@@ -41,7 +41,7 @@ class UnderWay:
 
     Attributes:
       number: index among all trials, in the order in which they started.
-      settings: the fields of the algorithm.
+      settings: the values of the algorithm's fields.
       trial: the trial in Optuna.
       rung: number of evaluations so far.
     """
@@ -106,10 +106,10 @@ class Study:
         with files.open_to_append(path), files.open_to_read(path) as file:
             data = file.read(files.LARGEST + 1)
         if len(data) > files.LARGEST:
-            raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
+            raise ValueError(f"the file is larger than the limit of {files.LARGEST >> 20} MiB")
         *self._lines, rest = data.split(b"\n")
         if len(self._lines) > MOST_TRIALS:
-            raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
+            raise ValueError(f"the file has more than {MOST_TRIALS:,} trials")
         if rest:
             try:
                 files.parse_json(rest)
@@ -227,7 +227,7 @@ class Study:
         """
         frozen, number = self._read(record), record.get("number", len(self._trials))
         if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
-            raise ValueError(f"its number {number!r:.80} is invalid, or that of another trial")
+            raise ValueError(f"the trial number {number!r:.80} is invalid, or occurs twice")
         self._study.add_trial(frozen)
         self._trials[number] = self._trial(frozen)
         self._begun.add(number)
@@ -242,11 +242,11 @@ class Study:
         finished, failed = record["ended"] == "finished", record["ended"] == "failed"
         numbers = [math.nan if value is None else value for value in returns]
         if not all(value is None or is_number(value) for value in returns):
-            raise ValueError("a return is not a number")
+            raise ValueError("a return of a trial is not a number")
         if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
-            raise ValueError("it did not end as finished, as pruned, or as failed with a problem")
+            raise ValueError("the outcome of a trial must be finished, pruned, or failed with a problem")
         if set(params) != set(self._distributions):
-            raise ValueError("its settings are not those of this search")
+            raise ValueError("a trial does not have the same settings as this search")
         params = {  # converted to the types of the ranges
             name: values.to_external_repr(values.to_internal_repr(params[name]))
             for name, values in self._distributions.items()

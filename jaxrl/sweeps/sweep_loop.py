@@ -83,7 +83,7 @@ class Session:
       display: the progress bar, or None.
       began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
-      timed: seconds and environment steps of the training before each point, without those that include compilation.
+      timed: seconds and environment steps of the training before each point, unless it included compilation.
     """
 
     run_dir: Path | None

@@ -120,7 +120,7 @@ def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas data frame, in which columns that a row lacks have missing values.
+    """Return rows as a pandas data frame, with missing values where a row lacks a column.
 
     Raises:
       MissingExtraError: pandas is not installed.

@@ -166,7 +166,7 @@ def tune(
     """Search for the settings of an algorithm with the highest final return, averaged over seeds.
 
     All seeds of a trial are trained by one compiled program, which all trials share if only traced fields are searched.
-    A trial may be pruned after each evaluation, which ends its training. Each run is the same as that of `jaxrl.train`
+    A trial may be pruned after each evaluation, which ends its training. Each run equals the run of `jaxrl.train`
     with the same seed and settings.
 
     With `backend="ray"` several trials run at once, each in a separate process, on any machine of a Ray cluster. The
@@ -183,8 +183,8 @@ def tune(
       trials: number of trials, including those in `run_dir`.
       seeds: number of seeds per trial, starting from 0; or a list of seeds. The score is the mean over seeds.
       search: the search method: "tpe", Bayesian optimization (tree-structured Parzen estimator), or "random".
-      pruner: the trials to end early: "median", those below the median of earlier trials at the same evaluation; or
-        "none".
+      pruner: rule for ending trials early: "median", if a trial is below the median of earlier trials at the same
+        evaluation; or "none".
       search_seed: seed of the search.
       devices: number of devices of this process that the seeds are spread over; None: all. On a CPU, JAX is set up with
         one device per core, unless it has started already. With `backend="ray"`: number of devices of each trial's
@@ -247,8 +247,8 @@ def tune(
         problems += [f"{f.name}={getattr(how, f.name)!r} needs backend='ray'" for f in unused]
     if jax.process_count() > 1:
         problems.append(
-            f"a search is started in one process, but there are {jax.process_count()}; start one, with backend='ray' "
-            "if trials should run in other processes"
+            f"a search is started in one process, but there are {jax.process_count()}; start one process, and "
+            "use backend='ray' to run trials in other processes"
         )
     if problems:
         raise ConfigError(problems)

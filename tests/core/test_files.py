@@ -107,7 +107,7 @@ def test_nothing_is_passed_over_behind_a_link(tmp_path):
     (tmp_path / "whole").symlink_to("data")
     files.check_regular(tmp_path / "whole")
     (tmp_path / "data" / "folder" / "link").symlink_to("../../elsewhere")
-    with pytest.raises(OSError, match="a link to a folder"):
+    with pytest.raises(OSError, match="a symbolic link to a folder"):
         files.check_regular(tmp_path / "data")
 
 
@@ -121,7 +121,7 @@ def test_nesting_is_bounded(tmp_path, text):
 def test_sizes_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST", 1 << 20)
     (tmp_path / "file").write_text(" " * (1 << 20) + "1")
-    with pytest.raises(ValueError, match="more than 1 MiB"):
+    with pytest.raises(ValueError, match="larger than the limit of 1 MiB"):
         files.read_json(tmp_path / "file")
 
 

@@ -47,8 +47,8 @@ def test_pictures_that_are_what_they_say_are_decoded():
     ("data", "said"),
     [
         (resized(picture(), 9000, 9000), "9,000 x 9,000"),
-        (picture(kind="GIF", mode="P"), "it is not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image"),
+        (picture(kind="GIF", mode="P"), "the bytes are not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "the bytes are not an image"),
         (picture(4, 2), "2 x 4"),
     ],
     ids=["large", "gif", "postscript", "another size"],
@@ -102,7 +102,7 @@ def test_a_record_larger_than_memory_is_not_read(tmp_path, monkeypatch):
         file.write(header + tfrecord._checksum(header))
         file.truncate((1 << 26) + 16)
     monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 27)
-    with pytest.raises(DatasetError, match="records 0 to 0: 128 MiB"):
+    with pytest.raises(DatasetError, match="records 0 to 0 would take 128 MiB"):
         with tfrecord.records(tmp_path / "file") as read:
             read(0, 1)
 

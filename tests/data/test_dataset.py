@@ -280,7 +280,7 @@ BROKEN = {
     "a list": (lambda one: dataclasses.replace(one, reward=[0.0] * 5), False, "reward/.* is 0.0"),
     "no last step": (lambda one: dataclasses.replace(one, is_last=one.is_first), False, "is_last is true at step 0"),
     "two rewards": (lambda one: dataclasses.replace(one, reward=np.ones((5, 2))), False, "reward has shape"),
-    "no steps": (lambda one: jaxrl.data.Episode(*[x[:0] for x in STEPS(one)]), False, "there are none"),
+    "no steps": (lambda one: jaxrl.data.Episode(*[x[:0] for x in STEPS(one)]), False, "the episode is empty"),
     "another length": (cut, True, "has 2 transitions, not 4"),
 }
 STEPS = lambda one: [one.reward] * 4 + [one.is_first, one.is_last, one.is_terminal]  # noqa: E731

@@ -133,8 +133,8 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     good = spaces.Box(-1, 1, (3,)), spaces.Discrete(4)
     x = {"observation": np.zeros((5, 3), np.float32), "action": np.zeros(5, np.int32)}
     for name, changes, words in (
-        ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), but float32 \(3,\) in its space"),
-        ("observation", {"observation": {"a": x["observation"]}}, r"is missing, but float32 \(3,\) in its space"),
+        ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), but must be float32 \(3,\)"),
+        ("observation", {"observation": {"a": x["observation"]}}, r"is missing, but must be float32 \(3,\)"),
         ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), but int32 \(\) in its space"),
     ):
         with MinariWriter("bad-v0", *good, data_dir=tmp_path) as writer:
@@ -329,7 +329,7 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
     [
         ({"actions": np.arange(3)}, "action has 4 steps, but is_last has 5"),
         ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps, but is_last has 5"),
-        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last can be"),
+        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last step"),
         ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries, but rewards has 4"),
     ],
 )
@@ -345,10 +345,10 @@ def test_damaged_datasets_are_told(tmp_path):
     info, records = path / "data" / "metadata.json", path / "data" / "main_data.hdf5"
     whole = records.read_bytes()
     records.write_bytes(whole[:2000])
-    with pytest.raises(DatasetError, match="episode 1: it cannot be read"):
+    with pytest.raises(DatasetError, match="episode 1 cannot be read"):
         jaxrl.load_dataset(f"minari:{path}")[1]
     found = jaxrl.load_dataset(f"minari:{path}").report().faults
-    assert [fault.partition(" by Minari")[0] for fault in found] == [f"episode {i}: it cannot be read" for i in (0, 1)]
+    assert [fault.partition(" by Minari")[0] for fault in found] == [f"episode {i} cannot be read" for i in (0, 1)]
     records.unlink()
     with pytest.raises(DatasetError, match="cannot be opened by Minari"):
         jaxrl.load_dataset(f"minari:{path}")

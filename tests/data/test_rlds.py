@@ -128,7 +128,7 @@ def test_what_would_not_come_back_is_refused_by_name(tmp_path):
     flat = [dataclasses.replace(good, observation=np.zeros(3, dtype)) for dtype in (np.float32, np.float64)]
     with pytest.raises(ConfigError, match=r"observation.*float64.*float32"):
         write_rlds(tmp_path / "data", flat)
-    with pytest.raises(ConfigError, match="steps/observation.* is missing, but .* in earlier episodes"):
+    with pytest.raises(ConfigError, match="steps/observation.* is missing, but must be .* as in earlier episodes"):
         write_rlds(tmp_path / "data", [good, flat[0]])
     refused(lambda: write_rlds(tmp_path / "data", []), "no episodes")
     refused(lambda: write_rlds(tmp_path / "data", [good], file_format="tf_record"), "did you mean 'tfrecord'")

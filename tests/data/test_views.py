@@ -223,7 +223,7 @@ def test_an_episode_is_cut_where_a_condition_first_holds(episode, where, termina
 
 def test_a_condition_gives_one_answer_a_step():
     for wrong in (lambda e: e.reward, lambda e: True, lambda e: e.is_last[:-1]):
-        with pytest.raises(ConfigError, match=r"it must be bool \(4,\)"):
+        with pytest.raises(ConfigError, match=r"it must return bool \(4,\)"):
             views.truncate(made(3, "truncated"), wrong)
 
 

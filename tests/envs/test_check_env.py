@@ -199,7 +199,7 @@ def test_messages_name_what_is_wrong(case):
 
 def test_what_is_no_environment_is_named():
     for wrong, message in (
-        (Parts, "it is a class; pass an instance, Parts()"),
+        (Parts, "the environment is a class; pass an instance, Parts()"),
         (5, "5 has neither reset nor step"),
     ):
         with pytest.raises(EnvironmentContractError) as caught:

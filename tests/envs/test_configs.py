@@ -219,7 +219,7 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
         ({"suite": "gymnasium", "parameters": {"map": ["a", "../x"]}, "wrappers": []}, "a file may set map"),
         (
             {"name": "DeepSea-bsuite", "parameters": {"size": 10**6}},
-            "size=1000000 of gymnax:DeepSea-bsuite exceeds 2048, the limit for files",
+            "size=1000000 of gymnax:DeepSea-bsuite exceeds 2048, the maximum for numbers in files",
         ),
         ({"name": "DeepSea-bsuite", "parameters": {"size": float("nan")}}, "size=nan of gymnax:DeepSea-bsuite exceeds"),
         ({"suite": "os", "name": "system"}, "unknown environment 'os:system'"),

@@ -154,8 +154,8 @@ def test_specs(what, spec, ours):
         ("action", {"a": specs.StringArray(())}, r"bandit\['a'\] has the action spec StringArray.*an array of floats"),
         ("action", specs.Array((), np.int32), "the action spec Array.*bounded integers"),
         ("action", specs.BoundedArray((2, 2), np.int32, 0, 1), "the action spec BoundedArray"),
-        ("reward", specs.Array((2,), float), r"its reward_spec is Array\(shape=\(2,\).*a single number"),
-        ("reward", (specs.Array((), float),) * 2, "its reward_spec is .*a single number"),
+        ("reward", specs.Array((2,), float), r"the reward_spec is Array\(shape=\(2,\).*a single number"),
+        ("reward", (specs.Array((), float),) * 2, "the reward_spec is .*a single number"),
     ],
     ids=str,
 )
@@ -180,8 +180,8 @@ def test_actions_are_counted_from_the_specs_lowest():
     [
         ("raise", "out of cheese"),
         ("first", "began another episode before StepType.LAST"),
-        ("zero", "its discount is 0 within an episode"),
-        ("none", "its discount must be a number from 0 to 1, not None"),
+        ("zero", "the discount is 0 within an episode"),
+        ("none", "the discount must be a number from 0 to 1, not None"),
         ("reward", "reward must be a number, not None"),
     ],
 )
@@ -201,7 +201,7 @@ def test_faults_are_named(fault, words, workers):
     [
         (dm_probes.unseeded, {}, "dm_env:dm_probes:unseeded needs a parameter `seed`"),
         (3, {}, "3 must be a function that makes an environment"),
-        (dm_probes.none, {}, "its factory returned a NoneType, not a dm_env.Environment"),
+        (dm_probes.none, {}, "the factory returned a NoneType, not a dm_env.Environment"),
         (dm_probes.Counting, {"lenth": 3}, "cannot be made with lenth=3.*lenth"),
         (lambda seed: dm_probes.Counting(seed), {"workers": 1}, "within a function, where workers cannot import it"),
     ],

@@ -229,7 +229,7 @@ def test_numbers_of_gymnasiums_info_become_metrics(workers):
     assert not any("info" in name for row in metrics(jaxrl.make(COUNTING), jaxrl.Sebulba(num_envs=8)) for name in row)
 
 
-@pytest.mark.parametrize("name, words", [("stp", r"missing; it has \['kind', 'step'\]"), ("kind", "is 'probe'")])
+@pytest.mark.parametrize("name, words", [("stp", r"missing; info has \['kind', 'step'\]"), ("kind", "is 'probe'")])
 def test_info_without_such_a_number_ends_the_run_and_says_what_there_is(name, words):
     host = jaxrl.make(COUNTING, info=(name,)).build(2, 0)
     host.reset()

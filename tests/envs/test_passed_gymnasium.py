@@ -173,7 +173,7 @@ SAME = Pick(1)
         (lambda: 3, {}, "it returned a int; return one gymnasium.Env"),
         (lambda size: Pick(size), {}, "missing 1 required positional argument: 'size'"),
         (Pick, {"width": 3}, "cannot be made with width=3"),
-        (Pick(), {"size": 3}, "was already made; pass its class or a function, with arguments"),
+        (Pick(), {"size": 3}, "was already made; pass its class or a function instead"),
         (Pick(), {"workers": 2}, "workers=2: .* is a single environment, .* pass the class Pick"),
         (lambda: Pick(), {"workers": 2}, "where workers cannot import it; move it to a module, or use workers=0"),
         (Pick, {"hide": 1}, "is not a JAX environment and does not support hide"),

@@ -48,7 +48,7 @@ def test_what_is_missing_is_added_to_the_flags_of_the_user(before, after, flags)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--xla_gpu_autotune_level=4", "XLA_FLAGS has --xla_gpu_autotune_level=4; remove that"),
+        ("--xla_gpu_autotune_level=4", "XLA_FLAGS has --xla_gpu_autotune_level=4; remove the flag"),
         (BOTH + " --xla_gpu_deterministic_ops=false", "has --xla_gpu_deterministic_ops=false"),
         ("/home/me/flags.txt", "XLA_FLAGS='/home/me/flags.txt' names a file"),
     ],

@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_told():
 
     refused(lambda: Callbacks([Odd()]).keep(), "callback seen")
     for kept in ({"states": []}, {"stopped": 3}, {"env": "x"}):  # of a manifest that jaxrl did not write
-        with pytest.raises(CheckpointError, match="invalid state of callbacks"):
+        with pytest.raises(CheckpointError, match="the callbacks cannot be restored"):
             Callbacks([Seen()]).restore(kept, None)
 
 

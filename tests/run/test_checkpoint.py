@@ -275,7 +275,7 @@ def test_a_score_is_not_written_through_a_link(saved, tmp_path):
 
 def test_a_checkpoint_that_was_renamed_is_not_of_that_step(saved):
     (saved / f"{30:012d}").rename(saved / f"{40:012d}")
-    with pytest.warns(RuntimeWarning, match="of step 30; using step 20"):
+    with pytest.warns(RuntimeWarning, match="belongs to step 30; using step 20"):
         _, step, _ = restore(saved, make_state())
     assert step == 20
 

@@ -50,7 +50,7 @@ def test_one_many_numpy_or_jax(name):
 def test_what_is_not_an_observation_is_refused():
     policy = policy_of(PPO)
     for wrong, words in (
-        (np.zeros(3, np.float32), r"shape \(3,\); allowed is \(4,\)"),
+        (np.zeros(3, np.float32), r"shape \(3,\); it must be \(4,\)"),
         (np.zeros((2, 2, 4), np.float32), r"shape \(2, 2, 4\)"),
         (np.float32(0), r"shape \(\)"),
         (np.zeros(4, np.complex64), "dtype complex64, but the policy was trained on float32"),
@@ -266,7 +266,7 @@ def test_keys_and_masks_of_any_kind():
         ({"key": np.zeros(2, np.uint32)}, "must be a single key"),
         ({"key": jax.random.split(jax.random.key(0))}, "must be a single key"),
         ({"action_mask": [True]}, "action mask .* has the shape"),
-        ({"action_mask": [[True, True]]}, r"action_mask is bool\[1, 2\]; allowed is bool of shape \(actions,\)"),
+        ({"action_mask": [[True, True]]}, r"action_mask is bool\[1, 2\]; it must be bool of shape \(actions,\)"),
         ({"action_mask": [1.0, 0.0]}, "action_mask is float64"),
         ({"action_mask": {"a": [True, True]}}, "action_mask is object"),
         ({"first": [True, False]}, r"first has shape \(2,\)"),

@@ -60,18 +60,18 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
 @pytest.mark.parametrize(
     ("env", "settings", "asked", "words"),
     [
-        (ENV, {}, Resources(actors="0"), "actors='0': a run in one compiled program has none"),
-        (ENV, {}, Resources(worker_memory=1.0), "worker_memory=1.0: a run in one"),
+        (ENV, {}, Resources(actors="0"), "actors='0': a single compiled program has no such part"),
+        (ENV, {}, Resources(worker_memory=1.0), "worker_memory=1.0: a single"),
         (ENV, {}, Resources(evaluator="0"), "evaluator='0': the learner evaluates, unless async_evaluation"),
         (ENV, {}, Resources(learner=f"0-{LAST + 1}"), rf"this process may use {LAST + 1} cores"),
         (ENV, {}, "0-3", "resources='0-3' must be a jaxrl.Resources"),
-        (HOST, {}, Resources(environments="0"), "the actor threads step them; set actors, or make it with workers=N"),
+        (HOST, {}, Resources(environments="0"), "actor threads step the environments; set actors, or use workers=N"),
         (HOST, {}, Resources(worker_memory=1.0), "has no worker processes; make it with workers=N"),
         (
             HOST,
             {"topology": jaxrl.Sebulba(remote=Remote())},
             Resources(environments="0"),
-            "Ray places its actors, by remote.cpus",
+            r"Ray assigns cores to its actors \(remote.cpus\)",
         ),
     ],
 )
@@ -93,4 +93,4 @@ def test_on_the_command_line(capsys):
     values, problems = build_parts(given.values)
     assert problems == [] and values["resources"] == Resources("0-1,3", "2", worker_memory=1.5)
     assert main.main(["train", *words, "--resources", "resources:actors=0"]) == 2
-    assert "actors='0': a run in one compiled program has none" in capsys.readouterr().err
+    assert "actors='0': a single compiled program has no such part" in capsys.readouterr().err

@@ -208,7 +208,7 @@ def test_trials_side_by_side_keep_their_numbers_and_those_cut_off_are_begun_anew
     assert [line.get("number") for line in kept(path)] == [2, 0, 1, None, None, None]
     assert one.trials() == study(path, sampler).trials() == whole.trials()
     path.write_text("\n".join(path.read_text().splitlines()[:1] * 2))
-    with pytest.raises(RunDirectoryError, match="that of another trial"):
+    with pytest.raises(RunDirectoryError, match="occurs twice"):
         study(path)
 
 
@@ -517,8 +517,8 @@ def test_on_ray_the_trials_are_those_of_this_process(cluster, tmp_path):
 FATES = {"fate": ["fine", "lost", "raises", "diverges"], "rate": jaxrl.Uniform(0.0, 1.0)}
 PROBLEMS = {
     "fine": None,
-    "lost": "its process was lost: The actor died unexpectedly",
-    "raises": "its process raised ValueError('out of cheese')",
+    "lost": "the trial's process was lost: The actor died unexpectedly",
+    "raises": "the trial's process raised ValueError('out of cheese')",
     "diverges": "a value was not finite",
 }
 

@@ -145,7 +145,7 @@ def _box(space: foreign.Box) -> spaces.Box:
     elif dtype.kind in "iu":
         limits = np.iinfo(dtype.name)
         if (low > limits.max).any() or (high < limits.min).any():
-            raise ConfigError(f"its integers exceed {dtype.name}, {limits.min} to {limits.max}")
+            raise ConfigError(f"the integers exceed {dtype.name}, {limits.min} to {limits.max}")
         low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
     return spaces.Box(low, high, space.shape, dtype)
 

@@ -68,7 +68,7 @@ _RESERVED = {
     "seed": "the run sets it",
     "env_seed": "the run sets it",
     "max_num_players": "several agents are not supported",
-    "gym_reset_return_info": "the adapter needs its default",
+    "gym_reset_return_info": "jaxrl needs the default value",
     "base_path": "EnvPool sets it",
 }
 # Options of ViZDoom that a file must not set: the program to run, its arguments, and the files that it opens.

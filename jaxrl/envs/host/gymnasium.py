@@ -44,7 +44,7 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
             raise ConfigError(
-                f"{self.name} makes environments of other libraries; create it yourself: env=jaxrl.make(...)"
+                f"{self.name} runs code of other libraries, which a file must not do; create it: env=jaxrl.make(...)"
             )
 
     @property

@@ -192,7 +192,7 @@ def _asynchronous_problems(
             paths = different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
             if paths:
                 where = f"environments {env_ids}, steps {taken[env_ids]}"
-                return [f"TimeStep{paths[0]} of recv differs from that of synchronous steps, first at {where}"]
+                return [f"TimeStep{paths[0]} of recv differs from the result of synchronous steps, first at {where}"]
             at_work -= came
             if taken[env_ids].max() == len(actions):
                 return []

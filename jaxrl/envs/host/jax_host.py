@@ -66,7 +66,7 @@ def _reset(env, reset_keys):
 
 @jax.jit
 def _again(roots, tick):
-    """Return the keys [B] for resets during a run, the same keys that Anakin uses to collect whole episodes."""
+    """Return the keys [B] for resets during a run; Anakin uses the same keys when it collects whole episodes."""
     return keys.episode_keys(keys.tick_keys(roots, tick, 1)[0])
 
 

@@ -49,7 +49,7 @@ def recipe(
     name = _name(type(env.unwrapped))
     if wrappers or options:
         names = ", ".join([*options, *["wrappers"] * bool(wrappers)])
-        raise ConfigError(f"{names}: gymnasium:{name} was already made; pass its class or a function, with arguments")
+        raise ConfigError(f"{names}: gymnasium:{name} was already made; pass its class or a function instead")
     spec = _spec(env)
     if spec is None:
         if fields["workers"]:

@@ -30,7 +30,7 @@ _ending_since: float | None = None  # in seconds of time.monotonic()
 
 
 def ask_to_end(ending: bool) -> None:
-    """Record whether the run was asked to end, for example by a signal; then, a step may only take a few seconds."""
+    """Record whether the run was asked to end, for example by a signal, so that a step may only take a few seconds."""
     global _ending_since
     _ending_since = (_ending_since or time.monotonic()) if ending else None
 
@@ -124,12 +124,12 @@ class Stepper:
         self._work.put(work)
 
     def run(self, work: Callable[[], Any], watch: Watch) -> Any:
-        """Run `work` and return its result; raise its error, or that of `watch`."""
+        """Run `work` and return its result; raise its error, or the error of `watch`."""
         self.begin(work)
         return self.wait(watch)
 
     def wait(self, watch: Watch | None = None) -> Any:
-        """Wait for the queued work and return its result; raise its error, or that of `watch`."""
+        """Wait for the queued work and return its result; raise its error, or the error of `watch`."""
         since = time.monotonic()
         while True:
             try:

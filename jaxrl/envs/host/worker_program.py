@@ -206,7 +206,7 @@ def number(info, name):
     try:
         return float(info[name])
     except (KeyError, TypeError, ValueError):
-        found = f"{info[name]!r:.80}" if name in info else f"missing; it has {sorted(map(str, info))}"
+        found = f"{info[name]!r:.80}" if name in info else f"missing; info has {sorted(map(str, info))}"
         raise ValueError(f"info={name!r}: every step must report this number, but it is {found}") from None
 
 
@@ -252,7 +252,7 @@ class FromDmEnv:
         timestep = self._environment.step(action)
         terminated, truncated, self.discount = ending(timestep)
         if self.discount not in (0.0, 1.0) and not self.discounted:
-            raise ValueError(f"its discount is {self.discount:g}, but its discount_spec allows only 0 and 1")
+            raise ValueError(f"the discount is {self.discount:g}, but discount_spec allows only 0 and 1")
         return timestep.observation, timestep.reward, terminated, truncated, self._info(timestep.observation)
 
     def close(self):
@@ -269,9 +269,9 @@ class FromDmEnv:
             else:
                 found = self._what(seed=seed, **self._options)
             if not isinstance(found, dm_env.Environment):
-                raise TypeError(f"its factory returned a {type(found).__name__}, not a dm_env.Environment")
+                raise TypeError(f"the factory returned a {type(found).__name__}, not a dm_env.Environment")
             if getattr(found.reward_spec(), "shape", None) != ():
-                raise TypeError(f"its reward_spec is {found.reward_spec()}; a single number is required")
+                raise TypeError(f"the reward_spec is {found.reward_spec()}; a single number is required")
             self._environment = found
         return self._environment
 
@@ -283,7 +283,7 @@ class FromDmEnv:
 
 
 def control_task(name, seed, options):
-    """Make dm_control's task "domain-task"; `options` are those of the task and those in `CONTROL_OPTIONS`."""
+    """Make dm_control's task "domain-task"; `options` may be options of the task or in `CONTROL_OPTIONS`."""
     with warnings.catch_warnings(action="ignore"):  # glfw warns if there is no display
         from dm_control import suite
 
@@ -312,9 +312,9 @@ def ending(timestep):
     except (TypeError, ValueError):
         discount = -1.0
     if not 0.0 <= discount <= 1.0:
-        raise ValueError(f"its discount must be a number from 0 to 1, not {timestep.discount!r:.80}")
+        raise ValueError(f"the discount must be a number from 0 to 1, not {timestep.discount!r:.80}")
     if not timestep.last() and discount == 0.0:
-        raise ValueError("its discount is 0 within an episode; set StepType.LAST where the episode ends")
+        raise ValueError("the discount is 0 within an episode; set StepType.LAST where the episode ends")
     return timestep.last() and discount == 0.0, timestep.last() and discount > 0.0, discount
 
 

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class _Numbered:
-    """The base class of batches of environments, with their seeds and with messages that name them.
+    """The base class of batches of environments, which stores their seeds and names them in messages.
 
     Attributes:
       name: the environment's name.
@@ -195,7 +195,7 @@ class Workers(_Numbered):
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """Run each environment's command; return the outcomes, and the indices of environments that were rebuilt.
 
-        The outcome of a rebuilt environment is that of its first reset.
+        The outcome of a rebuilt environment is the result of its first reset.
 
         Raises:
           EnvironmentFailedError: an environment raised, or more workers were lost than `restarts` allows.
@@ -217,7 +217,7 @@ class Workers(_Numbered):
         self._finalizer()
 
     def _exchange(self, workers: list["_Worker"], outcomes: list[Any]) -> dict["_Worker", str]:
-        """Send workers their commands and fill in `outcomes`; return the lost workers, with how they died or hung."""
+        """Send workers their commands and fill in `outcomes`; return the lost workers, and how each died or hung."""
         lost = {worker: "died" for worker in workers if not worker.ask(self._commands, self._timeout)}
         pending = {worker.connection: worker for worker in workers if worker not in lost}
         while pending:

@@ -74,7 +74,7 @@ class CraftaxEnvironment(LibraryEnv):
         super().check(name, parameters)
         size = parameters.get("map_size", (_SIDES[0],) * 2)
         if not isinstance(size, list | tuple) or len(size) != 2 or size[0] != size[1] or size[0] not in _SIDES:
-            raise ConfigError(f"map_size={size!r:.80} of craftax:{name} must be two equal sides from {[*_SIDES]}")
+            raise ConfigError(f"map_size={size!r:.80} of craftax:{name} must be two equal numbers from {[*_SIDES]}")
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:

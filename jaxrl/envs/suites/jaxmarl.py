@@ -33,8 +33,8 @@ class JaxMarlEnvironment(LibraryEnv):
     Observations of different sizes are padded with zeros, and if agents have different numbers of actions, the missing
     actions are masked.
 
-    The leaf `shaped_rewards`, which only Overcooked has, is the weight of JaxMARL's shaped reward, which is added to
-    the reward.
+    The leaf `shaped_rewards`, only in Overcooked, is the weight with which JaxMARL's shaped reward is added to the
+    reward.
     """
 
     shaped_rewards: jax.Array | float | None = None  # None: the environment has no shaped rewards

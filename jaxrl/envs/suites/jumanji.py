@@ -64,7 +64,7 @@ class JumanjiEnvironment(LibraryEnv):
     @classmethod
     def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
         if name == "Sokoban-v0":
-            raise ConfigError("jumanji:Sokoban-v0 downloads its levels, which jaxrl never does: docs/suites/jumanji.md")
+            raise ConfigError("jumanji:Sokoban-v0 downloads its levels, so it is not supported: docs/suites/jumanji.md")
         super().check(name, parameters)
 
     @classmethod

@@ -114,7 +114,7 @@ def foreign(key: Key) -> Any:
     chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
     env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
     if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
-        raise ValueError(f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}, and at most 10,000 times it")
+        raise ValueError(f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}, and at most 10,000 times sim_dt")
     return env
 
 

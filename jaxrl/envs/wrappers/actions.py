@@ -138,5 +138,5 @@ class RescaleAction(Wrapper):
 def _real_box(env: Environment, wrapper: str) -> spaces.Box:
     space = env.action_space
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
-        raise ConfigError(f"{wrapper} needs an action space of real numbers; that of {env.name} is {space}")
+        raise ConfigError(f"{wrapper} needs an action space of real numbers, but {env.name} has {space}")
     return space

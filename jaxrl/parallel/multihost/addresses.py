@@ -56,7 +56,7 @@ def diagnose_connection(coordinator: str, process_id: int) -> str | None:
     except OSError as error:
         return f"{host} cannot be resolved on this machine ({error.strerror})"
     if process_id == 0 and not any(_is_here(there[0]) for there in found):
-        return f"process 0 must run at that address, but {found[0][0]} is not an address of this machine"
+        return f"process 0 must run at this address, but {found[0][0]} is not an address of this machine"
     try:
         with socket.create_connection((host, port), timeout=_ANSWER_SECONDS):
             return None

@@ -63,7 +63,7 @@ def launch(how: Launch | str = "here") -> int:
     """
     how = parse(how) if isinstance(how, str) else how
     if not isinstance(how, Launch):
-        raise ConfigError(f"launch({how!r:.80}) is not a way to launch; use {_USAGE}")
+        raise ConfigError(f"launch({how!r:.80}) is not supported; use {_USAGE}")
     place = own_place()
     if place is None and isinstance(how, Here):
         return 1

@@ -107,12 +107,12 @@ class Sebulba(Topology):
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         workers = getattr(env, "workers", None)
         if not self.in_process:
-            return dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
+            return dict.fromkeys(("environments", "worker_memory"), "Ray assigns cores to its actors (remote.cpus)")
         if env is None or workers:
             return {}
         absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
         if workers == 0:
-            absent["environments"] = "the actor threads step them; set actors, or make it with workers=N"
+            absent["environments"] = "actor threads step the environments; set actors, or use workers=N"
         return absent
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
@@ -248,7 +248,7 @@ def _not_together(topology):
     """Yield problems of settings that exclude each other."""
     processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
-        "learner_batch": "groups with full rollouts vary between runs; use lockstep=None and lag=None in one process",
+        "learner_batch": "groups that finish first vary between runs; use lockstep=None and lag=None in one process",
         "ready": "the environments that are ready first vary between runs; use ready=None",
         "error_buffer": "in lockstep, the learner waits for its actors; use lockstep=False and lag=None, or "
         "error_buffer=None",
@@ -256,7 +256,7 @@ def _not_together(topology):
     for name, why in out_of_step.items():
         value = getattr(topology, name)
         if value is not None and (topology.lockstep or processes > 1):
-            yield f"{name}={value} excludes lockstep=True, which several processes need: {why}"
+            yield f"{name}={value} cannot be used with lockstep=True, which several processes need: {why}"
     if processes > 1 and not topology.lockstep:
         yield f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns"
     if remote is not None and remote.policy:
@@ -311,6 +311,6 @@ def _not_in_any_order(topology, num_envs, algo):
     if lag < at_hand + period:
         plus = f"parameter_period={period}" if period > 1 else "1"
         yield (
-            f"max_lag={lag} must be at least the {at_hand} batches that the rollouts of all groups make plus {plus}; "
+            f"max_lag={lag} must be at least {at_hand}, the batches in the rollouts of all groups, plus {plus}; "
             f"use at least {at_hand + period}, or max_lag=None"
         )

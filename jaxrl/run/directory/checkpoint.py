@@ -353,7 +353,7 @@ def _best(scores: Mapping[int, float | None]) -> int | None:
 def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Manifest]:
     record = manifests.read(path / manifests.FILE)
     if record.step != int(path.name):
-        raise Damaged(f"its manifest is that of step {record.step}")
+        raise Damaged(f"the manifest belongs to step {record.step}")
     template_leaves = manifests.named_leaves(template)
     saved = {entry.name: (entry.shape, entry.dtype) for entry in record.leaves}
     if problems := manifests.differences(template_leaves, saved, partial=partial):

@@ -232,7 +232,7 @@ def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
       ConfigError: the carry belongs to another policy or batch size.
     """
     if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
-        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass its last carry, or None")
+        raise ConfigError(f"carry={carry!r:.80} does not belong to this policy; pass a carry that it returned, or None")
     for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
         if before.shape != now.shape:
             size = "a single observation" if batch is None else f"a batch of {batch}"
@@ -251,7 +251,7 @@ def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
         raise ConfigError(f"{name}={value!r:.80} must be a number, or one number per batch entry") from None
     if array.shape not in ((), (batch,)):
         allowed = "()" if batch is None else f"() or ({batch},)"
-        raise ConfigError(f"{name} has shape {array.shape}; allowed is {allowed}")
+        raise ConfigError(f"{name} has shape {array.shape}; it must be {allowed}")
     return array
 
 
@@ -267,7 +267,7 @@ def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, w
     leading = () if batch is None else (batch,)
     if array.dtype != np.bool_ or array.ndim != len(leading) + 1 or array.shape[:-1] != leading:
         allowed = "(actions,)" if batch is None else f"({batch}, actions)"
-        raise ConfigError(f"{where} is {array.dtype}{list(array.shape)}; allowed is bool of shape {allowed}")
+        raise ConfigError(f"{where} is {array.dtype}{list(array.shape)}; it must be bool of shape {allowed}")
     return array
 
 
@@ -306,7 +306,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
         return None
     if shape[1:] == space.shape and len(shape) == len(space.shape) + 1:
         return shape[0]
-    raise ConfigError(f"{where} has shape {shape}; allowed is {space.shape}, or a batch of shape (n, *{space.shape})")
+    raise ConfigError(f"{where} has shape {shape}; it must be {space.shape}, or a batch of shape (n, *{space.shape})")
 
 
 def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:

@@ -80,7 +80,7 @@ def export_replay(
         saved = files.expand(run) / "checkpoints"
         buffers, empty_at = _saved(saved, loaded.step, algo.experience, loaded.policy.spec)
     elif step is not None or best:
-        raise ConfigError("step and best select a checkpoint of a run directory, but a result has only one state")
+        raise ConfigError("step and best need a run directory, because a result has only one state; leave them out")
     else:
         algo, env, seed = run.algo, run.env, run.seed
         buffers, empty_at = run.state.buffers, run.state.empty_at
@@ -177,8 +177,8 @@ def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretch
             yield _of_sequences(held.batch.rows, step)
         elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
             raise ConfigError(
-                f"replay={name!r} has items of {source.n_step} steps with only the product of their discounts; use "
-                "n_step=1, sequences, or storage='ring'"
+                f"replay={name!r} cannot be exported: its items of {source.n_step} steps have only the product of "
+                "their discounts, not each discount; train with n_step=1, sequences, or storage='ring'"
             )
         else:
             order = np.argsort(step)
@@ -322,7 +322,7 @@ def _saved(
         leaf = leaves[name]
         dtype = jnp.dtype(leaf.dtype)
         if dtype.itemsize > 8:
-            raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
+            raise ValueError(f"an array has numbers of type {leaf.dtype!r:.80}")
         return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # takes no memory for the shape
 
     try:

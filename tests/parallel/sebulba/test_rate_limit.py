@@ -168,8 +168,8 @@ def test_whoever_is_ahead_waits(ready, monkeypatch):
     ("algo", "fields", "said"),
     [
         (ALGO, {"error_buffer": 3 * UPDATE}, "at least 160, the transitions sampled by the 5 updates"),
-        (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 excludes lockstep"),
-        (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 excludes lockstep"),
+        (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 cannot be used with lockstep"),
+        (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 cannot be used with lockstep"),
         (PPO, {"error_buffer": 320.0, "lockstep": False}, "error_buffer=320.0"),
     ],
 )
