@@ -268,7 +268,7 @@ def test_the_learner_of_a_group_has_its_actors_on_the_other_machine(tmp_path, ra
     assert json.loads((tmp_path / "run" / "result.json").read_text())["total_steps"] == 64
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_ray_train_has_one_run_of_two_workers(tmp_path):
     pytest.importorskip("ray.train")
     from helpers import clusters

@@ -209,12 +209,12 @@ def test_it_learns_nim():
             assert action + 1 == heap % 4, heap
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_it_resumes_bit_for_bit(tmp_path):
     resumed(tmp_path, SMALL, Nim(), 1_024, **SETTINGS)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", few(["gumbel", "puct"], "gumbel"))
 def test_networks_with_a_memory_and_normalized_inputs_and_rewards(kind):
     network = ActorCritic(MLP((8,)), core=GRU(4), previous_action=True, previous_reward=True)

@@ -15,6 +15,7 @@ import pytest
 from helpers.discounted import Discounted
 from helpers.oracle import EPS, exact
 from helpers.programs import resumed
+from helpers.tiers import few
 from scipy.special import expit, log_softmax, softmax
 
 import jaxrl
@@ -418,7 +419,7 @@ def updated(spec):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("spec", [PLAIN, MIXED, TURNS], ids=["plain", "mixed", "turns"])
+@pytest.mark.parametrize("spec", few([PLAIN, MIXED, TURNS], TURNS), ids=["plain", "mixed", "turns"])
 def test_every_loss_of_an_update_is_numpys(spec):
     _, batch, params, slow, now = expected(spec)
     assert batch.timesteps.terminated[BURN_IN:].any() and batch.timesteps.truncated[BURN_IN:].any()

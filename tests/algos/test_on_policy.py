@@ -150,13 +150,19 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
 @pytest.mark.parametrize(
     "algo",
     [
-        jaxrl.A2C(**PLAIN, network=RECURRENT),
-        jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=1, minibatches=1, network=RECURRENT),
-        jaxrl.PQN(
-            random_persistence=0.0, rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))
+        pytest.param(jaxrl.A2C(**PLAIN, network=RECURRENT), id="a2c", marks=pytest.mark.exhaustive),
+        pytest.param(jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=1, minibatches=1, network=RECURRENT), id="ppo"),
+        pytest.param(
+            jaxrl.PQN(
+                random_persistence=0.0,
+                rollout_length=T,
+                epochs=1,
+                minibatches=1,
+                network=QNetwork(MLP((8,)), core=GRU(6)),
+            ),
+            id="pqn",
         ),
     ],
-    ids=["a2c", "ppo", "pqn"],
 )
 def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
     """Before, the learner's value was of the carry that the actors' parameters had come to."""

@@ -169,7 +169,7 @@ def noisy(learning_rate):
     return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(0)), optax.sgd(learning_rate, momentum=0.9))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", few([optax.lion, noisy, functools.partial(optax.adam, b1=0.5)], noisy))
 def test_any_transformation_of_optax_trains_and_resumes(optimizer, tmp_path):
     algo = jaxrl.PPO(optimizer=optimizer, rollout_length=8, network=SMALL, value_learning_rate=1e-3)

@@ -290,7 +290,7 @@ def small():
     )
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     assert resumed(tmp_path, small(), ENV, 8_192, num_envs=16).evaluation.return_mean > 0.97
 

@@ -37,7 +37,7 @@ ROWS = [pytest.param(row, id=row.name) for row in [*DEFAULTS, *PRESETS]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", few(ROWS, *[case.id for case in ROWS[::6]]))
+@pytest.mark.parametrize("row", few(ROWS, *[case.id for case in ROWS[::12]]))
 def test_every_command_begins(row, monkeypatch):
     """Words, settings and memory are right, also of commands that take too many hours here."""
     began = []

@@ -157,7 +157,7 @@ COMPOSITE = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", COMPOSITE)
+@pytest.mark.parametrize("name", few(COMPOSITE, "recurrent_ppo", "kl_ppo", "vmpo"))
 def test_composite_actions(name):
     """No part earns anything unless all are right, three choices and a number; 1 is the best there is."""
     algo, iterations = COMPOSITE[name]
