@@ -82,7 +82,7 @@ def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault,
     assert_replaced(Remote(actors=2, cpus=0.5, step_timeout=timeout), fault, words)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.faults
 @pytest.mark.parametrize("policy", [False, True])
 def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
