@@ -225,11 +225,34 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
 def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
     """Return `algo` with some fields changed.
 
+    A dotted name, such as "exploration_bonus.gamma", changes a field of the object in a field.
+
     Raises:
-      ConfigError: a field is unknown; the message lists all unknown fields and the closest known ones.
+      ConfigError: a field is unknown, or a dotted name leads to a field without an object; the message lists all
+        unknown fields and the closest known ones.
     """
+    dotted = {path: fields.pop(path) for path in list(fields) if "." in path}
     _check_names(type(algo), fields)
-    return dataclasses.replace(algo, **fields)
+    algo = dataclasses.replace(algo, **fields)
+    for path, value in dotted.items():
+        owner, name = owner_at(algo, path)
+        algo = replace(algo, **{path.rpartition(".")[0]: dataclasses.replace(owner, **{name: value})})
+    return algo
+
+
+def owner_at(algo: "DataclassInstance", path: str) -> "tuple[DataclassInstance, str]":
+    """Return the object that has the field at a dotted path, and the name of the field.
+
+    Raises:
+      ConfigError: there is no such field, or no object that has it.
+    """
+    first, dot, rest = path.partition(".")
+    _check_names(type(algo), [first])
+    if not dot:
+        return algo, path
+    if not dataclasses.is_dataclass(owner := getattr(algo, first)):
+        raise ConfigError(f"{path} needs an object in {first}, which is {owner!r:.80}; set {first} first")
+    return owner_at(owner, rest)
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from types import NoneType
 from typing import Any
 
-from jaxrl.algos.base import Readable
+from jaxrl.algos.base import Readable, owner_at
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.algos.rnd import RND
@@ -15,7 +15,6 @@ from jaxrl.cli import flags, values
 from jaxrl.cli.flags import Flag, documented, first_line
 from jaxrl.cli.values import Kind, Part
 from jaxrl.core import limits, registry, schedules
-from jaxrl.core.errors import unknown
 from jaxrl.core.presentation import field_help
 from jaxrl.core.resources import Resources
 from jaxrl.core.sources import FrameStack, View
@@ -105,11 +104,8 @@ def read_field(algo: Algorithm, name: str, text: str) -> Any:
     Raises:
       ConfigError: the field is unknown, or `text` is not a valid value.
     """
-    hints = typing.get_type_hints(type(algo))
-    known = [field.name for field in dataclasses.fields(algo)]
-    if name not in known:
-        raise unknown(f"field of {type(algo).__name__}", name, known)
-    return values.build(values.read(kind_of(hints[name]), text))
+    owner, name = owner_at(algo, name)
+    return values.build(values.read(kind_of(typing.get_type_hints(type(owner))[name]), text))
 
 
 # --- values ------------------------------------------------------------------------------------------------------

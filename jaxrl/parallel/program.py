@@ -251,7 +251,7 @@ class Program[Env, Data]:
         recorded: Recorded | None,
     ) -> tuple[RunState, Report, Fetch | None]:
         """Run `chunk` for at most `recorded.iterations` iterations; also return a function that fetches the rows."""
-        numbers = _placed(self.layout, length, total_steps_per_env)
+        numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         if self.host is not None:
             return self.host.chunk(algo, state, length, numbers[1], dataset, recorded)
         steps_per_env, time, buffers = state.steps_per_env, self.collects.steps_per_env(algo), state.buffers
@@ -319,10 +319,6 @@ def _with_empty_buffers(collects, algo, source, state, dataset):
 
 
 @lru_cache(maxsize=32)  # most chunks of a run have the same length
-def _placed(layout, length, total_steps_per_env):
-    return layout.place((np.int32(length), np.float32(total_steps_per_env)))
-
-
 @lru_cache(maxsize=32)
 def _beginnings(collects, structure):
     """Compile `_init` and `_with_empty_buffers` for algorithms with this `structure`, which includes static fields."""

@@ -123,7 +123,8 @@ def launch(
       points: number of points of the curves.
       evaluation_episodes, explore_in_evaluation: settings of every run's evaluations, as for `jaxrl.train`.
       progress: show a progress bar of the runs.
-      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`.
+      **space: fields of the algorithm, or of an object in one of them ("exploration_bonus.gamma"): a list of values, or
+        `Uniform` / `LogUniform` with `num_samples`.
 
     Returns:
       The results; a run that raised an error is marked as failed and does not affect the others.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import arguments, interrupts, keys, limits
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.schedules import PiecewiseConstant, is_schedule
+from jaxrl.core.schedules import PiecewiseConstant
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.lineage import Lineage, plot_lineage
@@ -243,18 +243,6 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
     Raises:
       ConfigError: settings are invalid; the message lists all of them.
     """
-    fields = {field.name: field for field in dataclasses.fields(run.algo)}
-    problems = [
-        f"{name} is a static field, which determines the program that all members share; set one value, or try several "
-        f"with jaxrl.sweep({name}=[...])"
-        for name, values in space.items()
-        if name in fields
-        and not fields[name].metadata.get("pytree_node", True)
-        and not isinstance(values, bool | int | float | str | None)
-        and not is_schedule(values)
-    ]
-    if problems:
-        raise ConfigError(problems)
     fixed, ranges = search_space(run.algo, space, schedules=True)
     run = run.replace(algo=replace(run.algo, **fixed))
     first, kinds = None, {}
@@ -263,7 +251,8 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
             first = bind_run(run.replace(algo=replace(run.algo, **{name: value})))
             kinds.setdefault(name, set()).add((jax.tree.structure(first.algo), first.program))
     if problems := [
-        f"{name}={ranges[name]!r:.200}: all values must be numbers, or schedules of one kind"
+        f"{name}={ranges[name]!r:.200}: members share a program, so all values must be numbers, or schedules of one "
+        f"kind; compare values of a static field with jaxrl.sweep({name}=[...])"
         for name, found in kinds.items()
         if len(found) > 1
     ]:

@@ -71,8 +71,9 @@ def sweep(
         tenth of the run.
       overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
-      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`. Static fields
-        are allowed too; each combination of their values is a separate program.
+      **space: fields of the algorithm, or of an object in one of them ("exploration_bonus.gamma"): a list of values, or
+        `Uniform` / `LogUniform` with `num_samples`. Static fields are allowed too; each combination of their values is
+        a separate program.
 
     Raises:
       ConfigError: settings are invalid; the message lists all of them.

@@ -11,18 +11,23 @@ from helpers import programs
 from helpers.field_tables import expected_table
 from helpers.on_policy import SPEC, B, T, broken_moments, collect, learner, moments, updated, updated_on_two
 from helpers.oracle import exact, gradient
+from helpers.refused import refused
 from helpers.rnd import EPS, Past
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import on_policy
+from jaxrl.algos.base import replace
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.q_learning import transition_keys
 from jaxrl.algos.rnd import RND
+from jaxrl.cli.sweep import read_space
 from jaxrl.core.config import decode, encode
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.sweeps.distributions import Uniform
+from jaxrl.sweeps.search_spaces import search_space
 
 BONUS = RND(
     learning_rate=0.03,
@@ -192,13 +197,26 @@ def test_it_resumes_bit_for_bit_and_its_numbers_may_be_swept(tmp_path):
     algo = programs.PPO.replace(learning_rate=1e-2, exploration_bonus=BONUS)
     whole = programs.resumed(tmp_path, algo, programs.ENV, 4 * programs.ROWS, num_envs=programs.NUM_ENVS)
     assert programs.all_finite(whole.state.learner.bonus)
-    bonuses = [BONUS.replace(intrinsic_weight=weight) for weight in (0.0, 0.5)]
-    swept = jaxrl.sweep(
-        algo, programs.ENV, seeds=[3, 4], exploration_bonus=bonuses, devices=1, mapping="vmap", **programs.SWEEP
-    )
+    space = {"exploration_bonus.intrinsic_weight": [0.0, 0.5]}
+    swept = jaxrl.sweep(algo, programs.ENV, seeds=[3, 4], devices=1, mapping="vmap", **space, **programs.SWEEP)
     assert len(swept.configurations) == 2 and not swept.failed.any()
     one, other = (jax.tree.leaves(learner.network.params)[0] for learner in swept.learners)
     assert one.shape[0] == 2 and not np.allclose(one, other)
+
+
+def test_its_fields_are_searched_by_dotted_names():
+    algo = jaxrl.PPO(exploration_bonus=BONUS)
+    words = ["exploration_bonus.gamma=uniform:0.5:0.9", "exploration_bonus.features=3,4"]
+    space = read_space(algo, "--space", words)
+    assert space == {"exploration_bonus.gamma": Uniform(0.5, 0.9), "exploration_bonus.features": [3, 4]}
+    fixed, ranges = search_space(algo, space | {"exploration_bonus.gae_lambda": 0.3})
+    assert space.items() <= ranges.items() and replace(algo, **fixed).exploration_bonus.gae_lambda == 0.3
+    both = replace(algo, exploration_bonus=RND(), **{"exploration_bonus.gamma": 0.5})
+    assert both.exploration_bonus == RND(gamma=0.5)
+    for name, path in ((None, "exploration_bonus.gamma"), (BONUS, "exploration_bonus.gama"), (BONUS, "gamma.gamma")):
+        call = functools.partial(replace, jaxrl.PPO(exploration_bonus=name), **{path: 0.5})
+        refused(call, "'gama'" if path.endswith("gama") else path)
+    refused(functools.partial(search_space, algo, {"exploration_bonus.gamma": Uniform(0.5, 1.5)}), "RND.gamma=1.5")
 
 
 def test_the_page_has_the_table_of_its_fields():

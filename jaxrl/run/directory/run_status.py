@@ -59,11 +59,11 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
         and isinstance(evaluation, Mapping)
         and all(value is None or isinstance(value, float) or is_number(value) for value in evaluation.values())
     )
-    return record | {"evaluation": {name: _number(value) for name, value in evaluation.items()}} if fits else {}
-
-
-def _number(value):
-    return math.nan if value is None else value
+    return (
+        record | {"evaluation": {name: math.nan if value is None else value for name, value in evaluation.items()}}
+        if fits
+        else {}
+    )
 
 
 def is_number(value: Any) -> bool:
