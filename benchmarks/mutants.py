@@ -50,7 +50,7 @@ OPPOSITE: dict[type, type] = {
 }
 OPPOSITE |= {there: here for here, there in OPPOSITE.items() if here not in (ast.FloorDiv, ast.Mod)}
 LEFT_OUT = {"annotation", "returns", "decorator_list", "type_params", "defaults", "kw_defaults", "slice"}
-SECONDS = 600  # a test that takes longer has found the fault
+SECONDS = 1800  # a test that takes longer has found the fault
 
 
 def changed(node: ast.AST) -> ast.AST | None:
