@@ -1,6 +1,5 @@
 """Bad input on the command line that depends on the machine; `tests/test_wrong.py` has the rest."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import pytest
 from helpers.patience import PATIENCE
 from helpers.refused import nothing_compiled
+from helpers.strict_json import read_json
 
 from jaxrl.cli import main
 from jaxrl.core import suite_modules
@@ -39,7 +39,7 @@ def test_run_directory_of_another_configuration(refused, tmp_path):
     with RunDirectory(tmp_path, {"algorithm": {"type": "algorithm:ppo", "gamma": 0.5}, "seed": 0}):
         pass
     assert "algorithm.gamma: 0.5 -> 0.99" in refused(*RUN, str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0  # nothing lost
+    assert read_json(tmp_path / "config.json")["seed"] == 0  # nothing lost
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that is read-only even to root")

@@ -24,6 +24,7 @@ import pytest
 from helpers.patience import PATIENCE
 from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
+from helpers.strict_json import read_json
 from PIL import Image
 
 import jaxrl
@@ -101,14 +102,14 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
     run_dir, printed = tmp_path / "run", trained[1]
     shutil.copytree(trained[0], run_dir)  # with the times of its files
     command = [*COMMAND, "--run-dir", str(run_dir)]
-    record = json.loads((run_dir / "result.json").read_text())
+    record = read_json(run_dir / "result.json")
     evaluation = record["evaluation"]
     shown = f"evaluation (greedy): {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}; in training "
     assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
     assert shown in printed and str(trained[0]) in printed
     assert set(record["origin"]) == {"command", "machine", "versions"}
     assert f"jaxrl {jaxrl.__version__}, jax {jax.__version__}" in record["origin"]["versions"]
-    config = json.loads((run_dir / "config.json").read_text())
+    config = read_json(run_dir / "config.json")
     assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
 
@@ -580,7 +581,7 @@ def test_the_topology_has_flags(said, tmp_path):
         *("--rollout-length", "16", "--lockstep", "True", "--evaluation-episodes", "2", "--run-dir", str(run_dir)),
     )
     assert "PPO on gymnasium:CartPole-v1: 64 steps" in printed
-    topology = json.loads((run_dir / "config.json").read_text())["topology"]
+    topology = read_json(run_dir / "config.json")["topology"]
     assert (topology["num_envs"], topology["groups"], topology["lockstep"]) == (4, 2, True)
     said(*("train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--actors", "2"), code=2)
 

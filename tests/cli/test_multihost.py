@@ -1,7 +1,6 @@
 """`--distributed` as two people type it, and `--launch` as one does, on loopback."""
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -9,6 +8,7 @@ import sys
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.strict_json import read_json
 
 from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
@@ -48,9 +48,9 @@ def test_two_command_lines_are_one_run(tmp_path):
     assert codes == [0, 0], complaints
     assert "PPO on gymnax:CartPole-v1: 128 steps" in first and str(run_dir) in first
     assert "steps" not in second and "evaluation" not in second, "the first process alone tells the result"
-    record = json.loads((run_dir / "result.json").read_text())
+    record = read_json(run_dir / "result.json")
     assert record["total_steps"] == 128 and record["evaluation"]["episodes"] == 2
-    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
+    assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -74,8 +74,8 @@ def test_one_command_line_starts_both(tmp_path):
     ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
-    assert json.loads((run_dir / "result.json").read_text())["total_steps"] == 128
-    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
+    assert read_json(run_dir / "result.json")["total_steps"] == 128
+    assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
     again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
 

@@ -3,7 +3,6 @@
 `make faults FAULTS_MINUTES=5` is the short form of the two hours.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import endurance
 from helpers.processes import environment
+from helpers.strict_json import read_json
 
 pytestmark = pytest.mark.faults
 
@@ -29,7 +29,7 @@ def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):
     limit = 60 * (2 * MINUTES + 15)
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=limit)
     assert ended.returncode == 0, ended.stderr
-    seen = json.loads((tmp_path / "run" / "held.json").read_text())
+    seen = read_json(tmp_path / "run" / "held.json")
     assert len(seen) > 10 * MINUTES, "it did not train"
     print(kind, *(f"{what}: {typical(seen, n)}" for n, what in enumerate(MORE)), sep="\n  ")
     assert grown(seen) == []

@@ -1,6 +1,5 @@
 """XLA's flags for programs of a GPU that compute the same in every process; here, where there is none."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import jax
 import pytest
 from helpers.patience import PATIENCE
+from helpers.strict_json import read_json
 from jax._src import xla_bridge
 
 from jaxrl.core.errors import ConfigError
@@ -88,4 +88,4 @@ def test_the_command_sets_them_before_jax_starts(tmp_path):
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stderr
     assert f"cpu starts with --xla_cpu_enable_fast_math=false {BOTH}\n" in ran.stdout
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["logging"]["deterministic"] is True
+    assert read_json(tmp_path / "run" / "config.json")["logging"]["deterministic"] is True

@@ -1,7 +1,6 @@
 """Processes of this machine: started, watched, ended and started again. Most of them are shell-like scripts here."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, assert_equal
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -38,7 +38,7 @@ def program(tmp_path, monkeypatch):
 
 def told(folder, count=2):
     """What the processes wrote about themselves."""
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(count)]
+    return [read_json(folder / f"{index}.json") for index in range(count)]
 
 
 TELL = """
@@ -387,7 +387,7 @@ def test_a_run_whose_process_is_killed_is_started_again_and_is_the_unbroken_one(
     assert ended.returncode == 0, ended.stderr
     assert "error: process 1 was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
     assert (tmp_path / "killed").exists() and ended.stdout.count("process 0 of 2: finished") == 1
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    record = read_json(tmp_path / "run" / "result.json")
     assert record["stopped"] == "finished" and 0 < record["session_steps"] < record["total_steps"] == 8 * ROWS
     settings = {"total_steps": 8 * ROWS, "evaluate_every": 0, "evaluation_episodes": 4, "seed": 3, "progress": False}
     one = jaxrl.train(PPO, ENV, topology=jaxrl.Anakin(num_envs=8, devices=2), **settings)
