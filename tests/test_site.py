@@ -5,8 +5,6 @@ import inspect
 import pydoc
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from helpers.processes import python
 from helpers.strict_json import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -111,9 +110,7 @@ def site(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("zensical.toml", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, folder / name)
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    python("-m", "zensical", "build", "--strict", cwd=folder)
     write_llms(folder / "site")
     return folder / "site"
 

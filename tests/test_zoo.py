@@ -7,14 +7,13 @@ import pathlib
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
-from helpers.processes import environment
+from helpers.processes import environment, python
 from helpers.strict_json import read_json
 
 from jaxrl.sweeps import sweep_loop
@@ -236,8 +235,7 @@ def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys)
     """Both end after six of ten points, one by the signal that ends a budget; a third row is trained in one go."""
     tiny = "[[rows]]" + TABLE.split("[[rows]]")[1]
     table.write_text(TABLE + tiny.replace('"tiny"', '"killed"') + tiny.replace('"tiny"', '"whole"'))
-    words = [sys.executable, "-c", KILLED, "--row", "killed", "--zoo", str(table)]
-    assert subprocess.run(words, cwd=ROOT, env=environment()).returncode == -signal.SIGKILL
+    python("-c", KILLED, "--row", "killed", "--zoo", table, cwd=ROOT, env=environment(), code=-signal.SIGKILL)
     points, add, signals = [], sweep_loop.Progress.add, [signal.SIGTERM]
 
     def counted(progress, *arguments):

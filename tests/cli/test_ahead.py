@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import jax
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.tiers import few
 
 from jaxrl.cli import main, training
@@ -37,10 +36,7 @@ def run(folder, *commands):
     """Command lines in a process of their own: what it compiled and what it found in the cache, and what it printed."""
     variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)}
-    words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    *printed, events = done.stdout.splitlines()
+    *printed, events = python("-c", COMMANDS, json.dumps(commands), env=variables).stdout.splitlines()
     return json.loads(events), printed
 
 

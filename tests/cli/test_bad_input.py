@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.refused import nothing_compiled
 from helpers.strict_json import read_json
 
@@ -75,8 +74,7 @@ def test_a_platform_that_is_not_there():
     """JAX raises an AssertionError without a word."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
     env |= {"JAX_PLATFORMS": "tpu" if shutil.which("nvidia-smi") else "cuda", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", NO_DEVICE]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    ended = python("-c", NO_DEVICE, env=env, code=2)
+    assert "Traceback" not in ended.stderr
     for said in (ended.stdout, ended.stderr):
         assert f"JAX has no device of JAX_PLATFORMS={env['JAX_PLATFORMS']}" in said and "jaxrl[cuda13]" in said

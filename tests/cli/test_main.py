@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
 from helpers.strict_json import read_json
@@ -386,8 +387,8 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
         (["doctor", "--run-dir", str(tmp_path)], "so its requirements are unknown; run pip install -e ."),
         (["envs", "probe"], "probe:Constant"),
     ):
-        ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
-        assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout, (words, ran.stderr)
+        ran = python("-c", hidden, *words)
+        assert ran.stderr == "" and said in ran.stdout, words
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.strict_json import read_json
 
 from jaxrl.cli import main, multihost, runs
@@ -69,26 +70,23 @@ def test_two_command_lines_that_differ_are_both_refused(tmp_path):
 @pytest.mark.long
 def test_one_command_line_starts_both(tmp_path):
     run_dir = tmp_path / "run"
-    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--run-dir", str(run_dir), "--launch", "processes:2"]
+    words = ["-m", "jaxrl", *TRAIN, "--run-dir", run_dir, "--launch", "processes:2"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert python(*words, env=env).stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
     assert read_json(run_dir / "result.json")["total_steps"] == 128
     assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
-    again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
+    assert "the run had already finished" in python(*words, env=env).stdout
 
 
 @pytest.mark.exhaustive
 def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     run_dir = tmp_path / "run"
-    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
-    words += ["--run-dir", str(run_dir), "--launch", "processes:1:evaluators=1"]
+    words = ["-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
+    words += ["--run-dir", run_dir, "--launch", "processes:1:evaluators=1"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
 
     def run(*more):
-        return subprocess.run([*words, *more], env=env, capture_output=True, text=True, timeout=PATIENCE)
+        return python(*words, *more, env=env).stdout
 
     def found():
         """What the evaluator wrote, once `jaxrl eval --follow` has found the same."""
@@ -99,18 +97,14 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         assert [row["step"] for row in rows] == complete_steps(run_dir / "checkpoints") == [32, 64, 96, 128]
         return rows
 
-    ended = run()
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert run().count("PPO on gymnax:CartPole-v1: 128 steps") == 1
     first, file = found(), run_dir / "evaluations.jsonl"
     # The same command again evaluates what its evaluator had left.
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    again = run()
-    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
+    assert "the run had already finished" in run()
     assert found() == first
     # And of a run that takes its place, all.
-    another = run("--overwrite", "--seed", "7")
-    assert another.returncode == 0, another.stderr
+    run("--overwrite", "--seed", "7")
     assert found() != first
 
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 from helpers import programs
 from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
 from helpers.tiers import few, one_quick
 
@@ -309,7 +308,5 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
     env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", CACHED, how, str(errno.ENOSPC)]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
-    assert ended.stdout.split() == ["1.0", "True", "2.0", "True"]
+    ended = python("-c", CACHED, how, errno.ENOSPC, env=env)
+    assert (ended.stdout.split(), ended.stderr) == (["1.0", "True", "2.0", "True"], "")

@@ -2,12 +2,11 @@ import dataclasses
 import io
 import itertools
 import json
-import subprocess
-import sys
 
 import matplotlib.image
 import numpy as np
 import pytest
+from helpers.processes import python
 from helpers.refused import refused
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,7 +76,7 @@ def test_the_interval_does_not_depend_on_how_it_is_chunked():
 
 def test_scipys_statistics_are_imported_for_curves_of_several_runs_alone():
     script = "import sys, jaxrl, jaxrl.plots.curves; assert 'scipy.stats' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python("-c", script)
 
 
 def run(seed=0, gamma=0.99, steps=(0, 100, 200), values=(0.0, 1.0, 2.0), metric=curves.TRAINING):

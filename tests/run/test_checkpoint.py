@@ -3,8 +3,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import typing
@@ -17,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import struct
 from helpers.hostile import checksummed
+from helpers.processes import python
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -480,8 +479,7 @@ def test_a_save_killed_at_any_moment_leaves_only_whole_steps(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     before = 0
     for seed in range(2):
-        child = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(seed)], env=environment)
-        assert child.returncode == -9
+        python("-c", KILLED, tmp_path, seed, env=environment, code=-9)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with Checkpointer(tmp_path, config={}) as checkpointer:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run import compile_cache
@@ -46,9 +45,7 @@ def run(folder, run_dir, how="whole", **more):
     variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)} | more
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1.0"}
-    words = [sys.executable, "-c", COMMAND, str(run_dir), how]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", COMMAND, run_dir, how, env=variables)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 

@@ -3,8 +3,6 @@
 import functools
 import os
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import programs
+from helpers.processes import python
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
 
@@ -352,7 +351,7 @@ def test_killed_while_it_records(whole, tmp_path):
     everything = by_environment(episodes(folder / "recording"))
     tests = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
-    for life, moment in enumerate(np.random.default_rng(3).integers(1, 12, 3).tolist()):
+    for moment in np.random.default_rng(3).integers(1, 12, 3).tolist():
         script = (
             "import conftest, os, signal, sys\n"
             "from run import test_recorder as t\n"
@@ -363,8 +362,7 @@ def test_killed_while_it_records(whole, tmp_path):
             "t.run_loop._CHUNK_SECONDS = 1e6\n"
             "t.train(folder / 'recording', run_dir=folder / 'run', keep=10)\n"
         )
-        dead = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-        assert dead.returncode == -9, (life, dead.stdout, dead.stderr)
+        python("-c", script, env=environment, code=-9)
         for episode in episodes(tmp_path / "recording"):  # reading checks each
             assert any(
                 np.array_equal(episode.observation, e.observation) for e in everything[episode.metadata["env_index"]]
