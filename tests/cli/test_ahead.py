@@ -1,13 +1,11 @@
 """`jaxrl compile`: what it leaves for the same `jaxrl train`, and what it says."""
 
 import json
-import os
 import re
-import sys
 
 import jax
 import pytest
-from helpers.processes import python
+from helpers.processes import environment, python
 from helpers.tiers import few
 
 from jaxrl.cli import main, training
@@ -34,8 +32,7 @@ print(json.dumps(events | {"codes": codes}))
 
 def run(folder, *commands):
     """Command lines in a process of their own: what it compiled and what it found in the cache, and what it printed."""
-    variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
-    variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)}
+    variables = environment("JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", JAXRL_CACHE=str(folder))
     *printed, events = python("-c", COMMANDS, json.dumps(commands), env=variables).stdout.splitlines()
     return json.loads(events), printed
 

@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import sys
 
 import pytest
-from helpers.processes import python
+from helpers.processes import environment, python
 from helpers.refused import nothing_compiled
 from helpers.strict_json import read_json
 
@@ -72,8 +71,7 @@ sys.exit(main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-step
 @pytest.mark.long
 def test_a_platform_that_is_not_there():
     """JAX raises an AssertionError without a word."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
-    env |= {"JAX_PLATFORMS": "tpu" if shutil.which("nvidia-smi") else "cuda", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = environment("JAX", JAX_PLATFORMS="tpu" if shutil.which("nvidia-smi") else "cuda")
     ended = python("-c", NO_DEVICE, env=env, code=2)
     assert "Traceback" not in ended.stderr
     for said in (ended.stdout, ended.stderr):

@@ -1,14 +1,12 @@
 """`--distributed` as two people type it, and `--launch` as one does, on loopback."""
 
 import contextlib
-import os
-import socket
 import subprocess
 import sys
 
 import pytest
 from helpers.patience import PATIENCE
-from helpers.processes import python
+from helpers.processes import environment, free_port, python
 from helpers.strict_json import read_json
 
 from jaxrl.cli import main, multihost, runs
@@ -25,11 +23,8 @@ TRAIN += ["--evaluation-episodes", "2", "--evaluate-every", "0"]
 
 def two(first, second):
     """Runs two command lines as the two processes of a run; exit codes, what they printed, and their complaints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    place = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id"]
+    env = environment()
     with contextlib.ExitStack() as stack:
         processes = []
         for index, argv in enumerate((first, second)):
@@ -71,11 +66,10 @@ def test_two_command_lines_that_differ_are_both_refused(tmp_path):
 def test_one_command_line_starts_both(tmp_path):
     run_dir = tmp_path / "run"
     words = ["-m", "jaxrl", *TRAIN, "--run-dir", run_dir, "--launch", "processes:2"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    assert python(*words, env=env).stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert python(*words, env=environment()).stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
     assert read_json(run_dir / "result.json")["total_steps"] == 128
     assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
-    assert "the run had already finished" in python(*words, env=env).stdout
+    assert "the run had already finished" in python(*words, env=environment()).stdout
 
 
 @pytest.mark.exhaustive
@@ -83,10 +77,9 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     run_dir = tmp_path / "run"
     words = ["-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
     words += ["--run-dir", run_dir, "--launch", "processes:1:evaluators=1"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
 
     def run(*more):
-        return python(*words, *more, env=env).stdout
+        return python(*words, *more, env=environment()).stdout
 
     def found():
         """What the evaluator wrote, once `jaxrl eval --follow` has found the same."""

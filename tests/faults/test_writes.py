@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 import warnings
@@ -16,7 +15,7 @@ import pytest
 from helpers import programs
 from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
-from helpers.processes import python
+from helpers.processes import environment, python
 from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
 from helpers.tiers import few, one_quick
 
@@ -306,7 +305,6 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 @pytest.mark.long
 @pytest.mark.parametrize("how", few(WAYS, "made"))
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
-    env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = environment("JAX_", "JAXRL_", JAXRL_CACHE=str(tmp_path / "cache"))
     ended = python("-c", CACHED, how, errno.ENOSPC, env=env)
     assert (ended.stdout.split(), ended.stderr) == (["1.0", "True", "2.0", "True"], "")

@@ -4,7 +4,7 @@ import os
 
 import jax
 import pytest
-from helpers.processes import python
+from helpers.processes import environment, python
 from helpers.strict_json import read_json
 from jax._src import xla_bridge
 
@@ -81,7 +81,6 @@ def test_the_command_sets_them_before_jax_starts(tmp_path):
     words = ["train", "ppo", "--env", "probe:Truncated", "--num-envs", "2", "--rollout-length", "8"]
     words += ["--minibatches", "2", "--epochs", "1", "--network.torso", "mlp:8", "--evaluation-episodes", "2"]
     words += ["--total-steps", "16", "--deterministic", "--no-progress", "--run-dir", str(tmp_path / "run")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
-    ran = python("-c", script, *words, env=environment)
+    ran = python("-c", script, *words, env=environment(XLA_FLAGS="--xla_cpu_enable_fast_math=false"))
     assert f"cpu starts with --xla_cpu_enable_fast_math=false {BOTH}\n" in ran.stdout
     assert read_json(tmp_path / "run" / "config.json")["logging"]["deterministic"] is True

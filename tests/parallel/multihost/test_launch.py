@@ -12,7 +12,7 @@ import jax
 import pytest
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
-from helpers.processes import python
+from helpers.processes import environment, python
 from helpers.programs import ENV, PPO, ROWS, assert_equal
 from helpers.strict_json import read_json
 
@@ -359,9 +359,7 @@ def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(word
 
 def launched(program, how, folder):
     """A program that launches itself `how`, once it has ended."""
-    tests, root = program.parents[2], program.parents[3]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
-    return python(program, how, folder, env=env)
+    return python(program, how, folder, env=environment())
 
 
 @pytest.mark.long
