@@ -238,8 +238,7 @@ class Strict(gymnasium.Env):
         return self.shown(), {}
 
     def step(self, action):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Gymnasium warns where it converts
+        with warnings.catch_warnings(action="error"):  # Gymnasium warns where it converts
             assert self.action_space.contains(action), action
         self.time += 1
         return self.shown(), 1.0, False, self.time >= 5, {}

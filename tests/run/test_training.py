@@ -310,8 +310,7 @@ def test_a_failing_logger_warns_once_and_training_goes_on(finished):
             raise OSError("the disk of the logger is full")
 
     fine = Rows()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         result = train(loggers=[Broken(), fine])
     told = [str(w.message) for w in caught if "Broken failed" in str(w.message)]
     assert len(told) == 1 and "disk of the logger is full" in told[0]
@@ -330,8 +329,7 @@ def test_training_in_another_thread(finished):
 
 def test_quiet():
     """A run warns of nothing where nothing is wrong, also when no episode ends for a while."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         warnings.filterwarnings("ignore", message=".*optax.global_norm.*")
         result = train(env=jaxrl.make("gymnax:CartPole-v1"), total_steps=ROWS, evaluation_episodes=2)
     assert "train/episodes" in result.metrics[0]
@@ -342,8 +340,7 @@ def test_quiet():
 def test_a_run_that_ends_before_its_first_update_says_so():
     with pytest.warns(RuntimeWarning, match=f"total_steps={ROWS} is too small.*min_size"):
         train(algo=DQN, total_steps=ROWS, evaluate_every=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         train(algo=DQN, total_steps=16 * NUM_ENVS, evaluate_every=0)
 
 
@@ -353,8 +350,10 @@ def test_a_run_that_ends_before_its_first_update_says_so():
 )
 def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settings, empty):
     algo = jaxrl.DQN(batch_size=128, replay_ratio=0.1, **settings)
-    with warnings.catch_warnings(record=True) as caught, pytest.raises(JaxrlError):  # nothing to begin with
-        warnings.simplefilter("always")
+    with (
+        warnings.catch_warnings(record=True, action="always") as caught,
+        pytest.raises(JaxrlError),
+    ):  # nothing to begin with
         jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=5_000, topology=anakin(), init_from=tmp_path)
     assert [
         re.search("[0-9]+%", str(one.message))[0] for one in caught if "samples are missing" in str(one.message)
