@@ -73,10 +73,15 @@ def test_cores_are_divided(program, tmp_path):
     assert len(before) == 1 or (not {*first} & {*second} and abs(len(first) - len(second)) <= 1)
 
 
-def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
+@pytest.fixture
+def four_gpus(program, monkeypatch):
     monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert launch.run_processes(program(TELL), Processes(2)) == 0
     assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
     with pytest.raises(ConfigError, match=r"4 GPUs .*4,5,6,7.* count=3;"):
@@ -91,10 +96,8 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert launch.problems(Processes(3)) == []
 
 
-def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+@pytest.mark.usefixtures("four_gpus")
+def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path):
     assert launch.run_processes(program(TELL), Processes(2, evaluators=1)) == 0
     found = told(tmp_path, 3)
     assert [one["role"] for one in found] == ["learner", "learner", "evaluator"]
