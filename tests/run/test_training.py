@@ -350,10 +350,8 @@ def test_a_run_that_ends_before_its_first_update_says_so():
 )
 def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settings, empty):
     algo = jaxrl.DQN(batch_size=128, replay_ratio=0.1, **settings)
-    with (
-        warnings.catch_warnings(record=True, action="always") as caught,
-        pytest.raises(JaxrlError),
-    ):  # nothing to begin with
+    # There is nothing to begin with.
+    with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(JaxrlError):
         jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=5_000, topology=anakin(), init_from=tmp_path)
     assert [
         re.search("[0-9]+%", str(one.message))[0] for one in caught if "samples are missing" in str(one.message)
