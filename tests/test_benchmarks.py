@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -13,6 +12,8 @@ import time
 import jax
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import python
+from helpers.strict_json import read_json
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -34,7 +35,7 @@ def test_the_flags_of_processes_are_those_of_train(typed, several, monkeypatch):
 
 
 def test_the_record_has_every_way_of_sampling():
-    rows = json.loads((ROOT / "benchmarks" / "results" / "sampling.json").read_text())["rows"]
+    rows = read_json(ROOT / "benchmarks" / "results" / "sampling.json")["rows"]
     assert [row["way"] for row in rows] == list(sampling.ways())
     assert all(row["steps/s"] > 0 for row in rows)
 
@@ -53,7 +54,7 @@ def test_a_part_of_a_record_leaves_the_others(tmp_path):
     path = tmp_path / "results" / "accelerator.json"
     for name, rows in (("first", [1]), ("second", [2]), ("first", [3])):
         _record.save_part(path, name, {"rows": rows})
-    assert json.loads(path.read_text()) == {"parts": {"first": {"rows": [3]}, "second": {"rows": [2]}}}
+    assert read_json(path) == {"parts": {"first": {"rows": [3]}, "second": {"rows": [2]}}}
     assert [file.name for file in path.parent.iterdir()] == ["accelerator.json"]
 
 
@@ -88,7 +89,7 @@ def test_a_comparison_that_is_interrupted_leaves_no_process_behind():
 
 @pytest.mark.long
 def test_no_more_kernels_than_were_committed():
-    held = json.loads((ROOT / "benchmarks" / "results" / "kernels.json").read_text())
+    held = read_json(ROOT / "benchmarks" / "results" / "kernels.json")
     version = held["machine"]["versions"]["jax"]
     if jax.__version__ != version or jax.default_backend() != "cpu":
         pytest.skip(f"counted with JAX {version} on a CPU; here is {jax.__version__} on {jax.default_backend()}")
@@ -110,9 +111,9 @@ def assert_equal_on_a_cpu(rows):
 @pytest.mark.exhaustive
 def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     path = tmp_path / "record.json"
-    command = [sys.executable, "benchmarks/accelerator.py", "--small", "--output", str(path)]
-    subprocess.run([*command, "--seconds", "300"], cwd=ROOT, check=True)
-    parts = json.loads(path.read_text())["parts"]
+    command = ["benchmarks/accelerator.py", "--small", "--output", path]
+    python(*command, "--seconds", 300, cwd=ROOT, timeout=None)
+    parts = read_json(path)["parts"]
     names = ["throughput", "replay", "host", "learning", "equality", "determinism", "precision", "memory", "peers"]
     assert list(parts) == names
     expected = {"not measured at small sizes", "only one device", "--purejaxrl was not given"}
@@ -128,8 +129,8 @@ def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     assert_equal_on_a_cpu(parts["determinism"]["rows"])
 
     # One part anew, with a budget that suffices for nothing: its rows say so, and the others stay.
-    subprocess.run([*command, "--only", "precision", "--seconds", "0.5"], cwd=ROOT, check=True)
-    again = json.loads(path.read_text())["parts"]
+    python(*command, "--only", "precision", "--seconds", 0.5, cwd=ROOT)
+    again = read_json(path)["parts"]
     assert [row["left out"] for row in again["precision"]["rows"]] == ["the part's 0.5 seconds were over"]
     assert {name: part for name, part in again.items() if name != "precision"} == {
         name: part for name, part in parts.items() if name != "precision"

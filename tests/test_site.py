@@ -2,12 +2,9 @@
 
 import importlib.util
 import inspect
-import json
 import pydoc
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +12,8 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from helpers.processes import python
+from helpers.strict_json import read_json
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -111,9 +110,7 @@ def site(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("zensical.toml", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, folder / name)
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    python("-m", "zensical", "build", "--strict", cwd=folder)
     write_llms(folder / "site")
     return folder / "site"
 
@@ -172,7 +169,7 @@ def test_a_page_of_an_algorithm_has_its_source(site):
     for path in sorted((site / "algorithms").glob("*.html")):
         text = path.read_text()
         assert text.count("--8<--") == 0 and "The whole file" in text, path
-    index = json.loads((site / "search.json").read_text())["items"]
+    index = read_json(site / "search.json")["items"]
     sources = [item for item in index if re.fullmatch(r"algorithms/\w+\.html#source", item["location"])]
     assert sources and all(len(item["text"]) < 200 for item in sources)
 
@@ -183,7 +180,7 @@ def test_versions_of_the_site_lie_side_by_side(tmp_path):
     for version in ("0.2.0", "0.10.0", "0.9.0", "0.9.0"):
         (built / "index.html").write_text(f"of {version}")
         script("publish_docs").publish(built, target, version)
-    listed = json.loads((target / "versions.json").read_text())
+    listed = read_json(target / "versions.json")
     assert [x["version"] for x in listed] == ["0.10.0", "0.9.0", "0.2.0"]
     assert [x["aliases"] for x in listed] == [["latest"], [], []]
     assert [(target / x["version"] / "index.html").read_text() for x in listed] == [

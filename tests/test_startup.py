@@ -1,10 +1,10 @@
 """Imports of a start: each test looks at `sys.modules` in a process of its own."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+from helpers.processes import python
 
 from jaxrl.cli import table
 from jaxrl.core import suite_modules, suites
@@ -27,8 +27,7 @@ NOT_YET = {
 def imported(program: str) -> set[str]:
     """Return the top packages that a process has imported after `program`."""
     last = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", f"{program}\n{last}"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = python("-c", f"{program}\n{last}")
     return {name.partition(".")[0] for name in json.loads(ran.stdout.splitlines()[-1])}
 
 
@@ -149,7 +148,5 @@ for command in json.loads(sys.argv[1]):
     found[command] = [code, *heavy]
 print(json.dumps(found))
 """
-    words = [sys.executable, "-c", program, json.dumps(WORDS + ERRORS)]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = python("-c", program, json.dumps(WORDS + ERRORS))
     assert json.loads(ran.stdout) == dict.fromkeys(WORDS, [0]) | dict.fromkeys(ERRORS, [2])

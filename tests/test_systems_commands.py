@@ -6,14 +6,13 @@ Only how far it goes is cut down (`helpers.systems.shortened`). What a command s
 import glob
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
 from helpers.patience import PATIENCE, within
-from helpers.processes import free_port
+from helpers.processes import environment, free_port
 from helpers.systems import LINES, TRAINING, shortened, write_datasets
 
 # One of each kind; the rest is `exhaustive`.
@@ -63,7 +62,8 @@ for line in sys.stdin:
     print(json.dumps(code), file=answers, flush=True)
 """
 # What starts processes of its own, or needs another beside it.
-APART = ("JAX_NUM_CPU_DEVICES", "--launch", "--distributed", "--backend ray", "--remote")
+DEVICES_OF_JAX = "JAX_NUM_CPU_DEVICES"
+APART = (DEVICES_OF_JAX, "--launch", "--distributed", "--backend ray", "--remote")
 
 
 class Server:
@@ -73,7 +73,7 @@ class Server:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._said = open(folder / "server", "w")  # before the first command
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], env=environment(), cwd=folder, stderr=self._said, **pipes
+            [sys.executable, "-c", SERVER], env=environment(DEVICES_OF_JAX), cwd=folder, stderr=self._said, **pipes
         )
 
     def run(self, words, folder):
@@ -88,11 +88,6 @@ class Server:
         self._said.close()
 
 
-def environment(**variables):
-    found = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
-    return found | {"JAX_PLATFORMS": "cpu"} | variables
-
-
 def run_apart(line, folder):
     """Run a command in processes of its own; return the exit code that is not 0, else 0, and what it said."""
     variables, words = shortened(line)
@@ -100,11 +95,9 @@ def run_apart(line, folder):
     if "--num-processes" in words:  # as typed it is the first of several
         address, count = f"127.0.0.1:{free_port()}", int(words[words.index("--num-processes") + 1])
         commands = [[*words, "--coordinator", address, "--process-id", str(index)] for index in range(count)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [
-        subprocess.Popen([sys.executable, "-m", "jaxrl", *command], env=environment(**variables), cwd=folder, **pipes)
-        for command in commands
-    ]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": folder}
+    how["env"] = environment(DEVICES_OF_JAX, **variables)
+    started = [subprocess.Popen([sys.executable, "-m", "jaxrl", *command], **how) for command in commands]
     try:
         said = [process.communicate(timeout=PATIENCE)[0] for process in started]
     finally:

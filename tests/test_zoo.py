@@ -7,14 +7,14 @@ import pathlib
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
-from helpers.processes import environment
+from helpers.processes import environment, python
+from helpers.strict_json import read_json
 
 from jaxrl.sweeps import sweep_loop
 
@@ -121,7 +121,7 @@ def outcome(scores, seconds=600.0):
 def test_a_record_has_every_score_and_a_thinned_curve(table):
     read = _zoo.read(table)
     row = read.rows["tiny"]
-    record = json.loads(read.save(row, outcome([3.0, 5.0])).read_text())
+    record = read_json(read.save(row, outcome([3.0, 5.0])))
     assert record == read.held(row) and record["run"] == f"jaxrl sweep {row.command}"
     assert record["rows"] == [{"scores": [3.0, 5.0], "mean": 4.0, "interquartile_mean": 4.0, "worst": 3.0}]
     assert record["published"] == "9 (nobody)" and record["wall_seconds"] == 600
@@ -133,7 +133,7 @@ def test_a_record_has_every_score_and_a_thinned_curve(table):
 def test_rows_that_were_begun_or_have_no_record_come_first(table):
     read = _zoo.read(table)
     path = read.save(read.rows["tiny"], outcome([3.0]))
-    later = json.loads(path.read_text())
+    later = read_json(path)
     later["machine"]["date"] = "2026-01-02"
     path.write_text(json.dumps(later))
     later["machine"]["date"] = "2026-01-01"
@@ -235,8 +235,7 @@ def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys)
     """Both end after six of ten points, one by the signal that ends a budget; a third row is trained in one go."""
     tiny = "[[rows]]" + TABLE.split("[[rows]]")[1]
     table.write_text(TABLE + tiny.replace('"tiny"', '"killed"') + tiny.replace('"tiny"', '"whole"'))
-    words = [sys.executable, "-c", KILLED, "--row", "killed", "--zoo", str(table)]
-    assert subprocess.run(words, cwd=ROOT, env=environment()).returncode == -signal.SIGKILL
+    python("-c", KILLED, "--row", "killed", "--zoo", table, cwd=ROOT, env=environment(), code=-signal.SIGKILL)
     points, add, signals = [], sweep_loop.Progress.add, [signal.SIGTERM]
 
     def counted(progress, *arguments):
@@ -373,7 +372,7 @@ def test_two_rows_are_trained_until_one_is_shown_to_be_better(table, monkeypatch
         ("other", [3, 4, 5]),
         ("tiny", [first + 3, first + 4, first + 5]),
     ]
-    record = json.loads((table.parent / "results" / "compare-other-tiny.json").read_text())
+    record = read_json(table.parent / "results" / "compare-other-tiny.json")
     assert record["verdict"] == "B is better" and [row["shown"] for row in record["rows"]] == [
         "not shown",
         "B is better",

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.streams import Fed, rows_of
+from helpers.streams import Fed, adder, rows_of
 from helpers.tiers import one_quick
 
 from jaxrl.core.sources import Fifo, FrameStack, Prioritized, Replay, Sequence, Uniform
@@ -17,24 +17,6 @@ TICKS = ROWS.reward.shape[0]
 def source(sequence, **changes):
     settings = {"capacity": 4 * 24, "batch_size": 32, "min_size": 1, "sequence": sequence} | changes
     return Replay(**settings)
-
-
-def adder(rows, length, period, end):
-    """Acme's SequenceAdder over one episode of `rows` rows: (first row, rows) of each item, in its own words."""
-    items = []
-    for steps in range(1, rows):
-        if steps == length or (steps > length and (steps - length) % period == 0):
-            items.append((steps - length, length))
-    if end == "write":
-        if rows >= length:
-            items.append((rows - length, length))
-    else:
-        delta = length - rows
-        if delta < 0:
-            delta = (period + delta) % period
-        kept = length - delta
-        items.append((rows - kept, kept))
-    return items
 
 
 # Episodes of so many rows (the last observation's included), length, period, end: (first row, rows) of each item.

@@ -1,14 +1,11 @@
 """`jaxrl compile`: what it leaves for the same `jaxrl train`, and what it says."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import environment, python
 from helpers.tiers import few
 
 from jaxrl.cli import main, training
@@ -35,12 +32,8 @@ print(json.dumps(events | {"codes": codes}))
 
 def run(folder, *commands):
     """Command lines in a process of their own: what it compiled and what it found in the cache, and what it printed."""
-    variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
-    variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)}
-    words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    *printed, events = done.stdout.splitlines()
+    variables = environment("JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", JAXRL_CACHE=str(folder))
+    *printed, events = python("-c", COMMANDS, json.dumps(commands), env=variables).stdout.splitlines()
     return json.loads(events), printed
 
 

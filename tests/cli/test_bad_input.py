@@ -1,14 +1,12 @@
 """Bad input on the command line that depends on the machine; `tests/test_wrong.py` has the rest."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import environment, python
 from helpers.refused import nothing_compiled
+from helpers.strict_json import read_json
 
 from jaxrl.cli import main
 from jaxrl.core import suite_modules
@@ -39,7 +37,7 @@ def test_run_directory_of_another_configuration(refused, tmp_path):
     with RunDirectory(tmp_path, {"algorithm": {"type": "algorithm:ppo", "gamma": 0.5}, "seed": 0}):
         pass
     assert "algorithm.gamma: 0.5 -> 0.99" in refused(*RUN, str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0  # nothing lost
+    assert read_json(tmp_path / "config.json")["seed"] == 0  # nothing lost
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that is read-only even to root")
@@ -73,10 +71,8 @@ sys.exit(main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-step
 @pytest.mark.long
 def test_a_platform_that_is_not_there():
     """JAX raises an AssertionError without a word."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
-    env |= {"JAX_PLATFORMS": "tpu" if shutil.which("nvidia-smi") else "cuda", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", NO_DEVICE]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    env = environment("JAX", JAX_PLATFORMS="tpu" if shutil.which("nvidia-smi") else "cuda")
+    ended = python("-c", NO_DEVICE, env=env, code=2)
+    assert "Traceback" not in ended.stderr
     for said in (ended.stdout, ended.stderr):
         assert f"JAX has no device of JAX_PLATFORMS={env['JAX_PLATFORMS']}" in said and "jaxrl[cuda13]" in said

@@ -22,8 +22,10 @@ import jax
 import numpy as np
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
+from helpers.strict_json import read_json
 from PIL import Image
 
 import jaxrl
@@ -101,14 +103,14 @@ def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
     run_dir, printed = tmp_path / "run", trained[1]
     shutil.copytree(trained[0], run_dir)  # with the times of its files
     command = [*COMMAND, "--run-dir", str(run_dir)]
-    record = json.loads((run_dir / "result.json").read_text())
+    record = read_json(run_dir / "result.json")
     evaluation = record["evaluation"]
     shown = f"evaluation (greedy): {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}; in training "
     assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
     assert shown in printed and str(trained[0]) in printed
     assert set(record["origin"]) == {"command", "machine", "versions"}
     assert f"jaxrl {jaxrl.__version__}, jax {jax.__version__}" in record["origin"]["versions"]
-    config = json.loads((run_dir / "config.json").read_text())
+    config = read_json(run_dir / "config.json")
     assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
 
@@ -385,8 +387,8 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
         (["doctor", "--run-dir", str(tmp_path)], "so its requirements are unknown; run pip install -e ."),
         (["envs", "probe"], "probe:Constant"),
     ):
-        ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
-        assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout, (words, ran.stderr)
+        ran = python("-c", hidden, *words)
+        assert ran.stderr == "" and said in ran.stdout, words
 
 
 @pytest.mark.parametrize(
@@ -580,7 +582,7 @@ def test_the_topology_has_flags(said, tmp_path):
         *("--rollout-length", "16", "--lockstep", "True", "--evaluation-episodes", "2", "--run-dir", str(run_dir)),
     )
     assert "PPO on gymnasium:CartPole-v1: 64 steps" in printed
-    topology = json.loads((run_dir / "config.json").read_text())["topology"]
+    topology = read_json(run_dir / "config.json")["topology"]
     assert (topology["num_envs"], topology["groups"], topology["lockstep"]) == (4, 2, True)
     said(*("train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--actors", "2"), code=2)
 

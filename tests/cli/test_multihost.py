@@ -1,14 +1,13 @@
 """`--distributed` as two people type it, and `--launch` as one does, on loopback."""
 
 import contextlib
-import json
-import os
-import socket
 import subprocess
 import sys
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import environment, free_port, python
+from helpers.strict_json import read_json
 
 from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
@@ -24,11 +23,8 @@ TRAIN += ["--evaluation-episodes", "2", "--evaluate-every", "0"]
 
 def two(first, second):
     """Runs two command lines as the two processes of a run; exit codes, what they printed, and their complaints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    place = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id"]
+    env = environment()
     with contextlib.ExitStack() as stack:
         processes = []
         for index, argv in enumerate((first, second)):
@@ -48,9 +44,9 @@ def test_two_command_lines_are_one_run(tmp_path):
     assert codes == [0, 0], complaints
     assert "PPO on gymnax:CartPole-v1: 128 steps" in first and str(run_dir) in first
     assert "steps" not in second and "evaluation" not in second, "the first process alone tells the result"
-    record = json.loads((run_dir / "result.json").read_text())
+    record = read_json(run_dir / "result.json")
     assert record["total_steps"] == 128 and record["evaluation"]["episodes"] == 2
-    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
+    assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -69,26 +65,21 @@ def test_two_command_lines_that_differ_are_both_refused(tmp_path):
 @pytest.mark.long
 def test_one_command_line_starts_both(tmp_path):
     run_dir = tmp_path / "run"
-    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--run-dir", str(run_dir), "--launch", "processes:2"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
-    assert json.loads((run_dir / "result.json").read_text())["total_steps"] == 128
-    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
-    again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
+    words = ["-m", "jaxrl", *TRAIN, "--run-dir", run_dir, "--launch", "processes:2"]
+    assert python(*words, env=environment()).stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert read_json(run_dir / "result.json")["total_steps"] == 128
+    assert read_json(run_dir / "config.json")["topology"]["devices"] == 2
+    assert "the run had already finished" in python(*words, env=environment()).stdout
 
 
 @pytest.mark.exhaustive
 def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     run_dir = tmp_path / "run"
-    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
-    words += ["--run-dir", str(run_dir), "--launch", "processes:1:evaluators=1"]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    words = ["-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
+    words += ["--run-dir", run_dir, "--launch", "processes:1:evaluators=1"]
 
     def run(*more):
-        return subprocess.run([*words, *more], env=env, capture_output=True, text=True, timeout=PATIENCE)
+        return python(*words, *more, env=environment()).stdout
 
     def found():
         """What the evaluator wrote, once `jaxrl eval --follow` has found the same."""
@@ -99,18 +90,14 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         assert [row["step"] for row in rows] == complete_steps(run_dir / "checkpoints") == [32, 64, 96, 128]
         return rows
 
-    ended = run()
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert run().count("PPO on gymnax:CartPole-v1: 128 steps") == 1
     first, file = found(), run_dir / "evaluations.jsonl"
     # The same command again evaluates what its evaluator had left.
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    again = run()
-    assert again.returncode == 0 and "the run had already finished" in again.stdout, again.stderr
+    assert "the run had already finished" in run()
     assert found() == first
     # And of a run that takes its place, all.
-    another = run("--overwrite", "--seed", "7")
-    assert another.returncode == 0, another.stderr
+    run("--overwrite", "--seed", "7")
     assert found() != first
 
 

@@ -3,12 +3,11 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
 
 import hypothesis
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.tiers import few
 from hypothesis import strategies as st
 
@@ -231,8 +230,6 @@ print(json.dumps({"tried": len(tried), "wrong": wrong[:5]}))
 def test_all_wrong_values_are_told_at_once_before_jax_is_imported(count, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
-    words = [sys.executable, "-c", AT_ONCE, str(count)]
-    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0, ended.stderr
+    ended = python("-c", AT_ONCE, count, cwd=tmp_path, env=env)
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["wrong"] == [] and found["tried"] >= count

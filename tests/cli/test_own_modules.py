@@ -3,11 +3,11 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import python
 from helpers.registered import nothing_registered_for_good
 
 from jaxrl.cli import main
@@ -128,10 +128,7 @@ def test_what_was_not_imported_is_asked_for(folder, capsys):
 
 def ran(*words, code=0):
     """A command line in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "jaxrl.cli.main", *words]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert found.returncode == code, found.stderr
+    found = python("-m", "jaxrl.cli.main", *words, code=code, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return found.stdout + found.stderr
 
 

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
 
@@ -54,11 +52,7 @@ def test_the_modules_of_a_kind_enter_all_of_its_names():
     )
 
     def registered(kinds):  # of a process without what other tests registered
-        ended = subprocess.run(
-            [sys.executable, "-c", code.format(kinds)], capture_output=True, text=True, timeout=PATIENCE
-        )
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
+        return json.loads(python("-c", code.format(kinds)).stdout)
 
     with_others = registered(KINDS)
     for kind in KINDS:
@@ -67,7 +61,7 @@ def test_the_modules_of_a_kind_enter_all_of_its_names():
 
 def test_registering_imports_nothing():
     code = "import sys; from jaxrl.core import registry; assert 'jaxrl.algos' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+    python("-c", code)
 
 
 def test_classes_and_functions():

@@ -9,6 +9,7 @@ import sys
 import pytest
 from helpers.programs import ENV
 from helpers.recorded import episode, write_minari, write_rlds
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.algos import CQL
@@ -92,7 +93,7 @@ ONE = [episode(0, 3, dtypes=["float32"])]
 def test_classes_that_features_name_are_not_imported(tmp_path, marker, change):
     path = write_rlds(tmp_path / "data", ONE)
     file = path / "features.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    file.write_text(json.dumps(change(read_json(file))))
     refused(f"rlds:{path}", marker, f"names the feature '{EVIL}'")
     with contextlib.suppress(Exception):
         tfds.builder_from_directory(os.fspath(path))
@@ -103,7 +104,7 @@ def test_parts_of_a_recording_are_no_way_around(tmp_path, marker):
     """Whoever opens it."""
     write_rlds(tmp_path / "data" / "part-000000000000", ONE)
     file = write_rlds(tmp_path / "data" / "part-000000000100", ONE) / "features.json"
-    file.write_text(json.dumps(HOSTILE["the whole"](json.loads(file.read_text()))))
+    file.write_text(json.dumps(HOSTILE["the whole"](read_json(file))))
     source = f"rlds:{tmp_path / 'data'}"
     refused(source, marker, "part-000000000100/features.json")
     for open_it in openers(source):
@@ -155,7 +156,7 @@ def made(folder, change):
     """A dataset of Minari's whose metadata are changed."""
     path = write_minari(folder, ONE)
     file = path / "data" / "metadata.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    file.write_text(json.dumps(change(read_json(file))))
     return path
 
 

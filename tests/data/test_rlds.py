@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -14,6 +13,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.processes import python
 from helpers.programs import PPO
 from helpers.recorded import (
     MADE_UP,
@@ -101,11 +101,8 @@ def test_tensorflow_is_never_imported(tmp_path):
         "steps = list(source[0]['steps'])\n"
         "assert len(steps) == 5 and steps[-1]['is_last'], steps\n"
         "assert 'tensorflow' not in sys.modules\n"
-        "print('fine')\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.fspath(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == "fine", done.stderr
+    python("-c", script, env=os.environ | {"PYTHONPATH": os.fspath(tmp_path)})
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -170,10 +167,9 @@ def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, mon
 def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path, kind):
     """At eight moments that matter and twenty by chance; a line each, with what was killed and what it left."""
     pytest.importorskip({"rlds": "tensorflow_datasets"}.get(kind, kind))
-    words = [sys.executable, "-m", "helpers.kill_writers", tmp_path, kind, "20"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = python("-m", "helpers.kill_writers", tmp_path, kind, 20, cwd=Path(__file__).parents[1])
     told = [line.split(": ") for line in done.stdout.splitlines()]
-    assert done.returncode == 0 and len(told) == 1 + 8 + 20, done.stderr
+    assert len(told) == 1 + 8 + 20
     whole = "dataset_info.json,features.json,tests_Made_up_v0-train.array_record-00000" if kind == "rlds" else "data"
     by_chance = {moment: left for moment, _, left in told if moment.startswith("line")}
     for moment, signal, left in told:

@@ -8,6 +8,7 @@ import pytest
 from helpers.made import episodes, made
 from helpers.recorded import assert_bitwise
 from helpers.refused import refused
+from helpers.streams import adder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,24 +73,6 @@ def test_n_step_must_be_at_least_one():
 
 
 # --- sequences -------------------------------------------------------------------------------------------------------
-
-
-def adder(rows, length, period, end):
-    """Acme's SequenceAdder over one episode of `rows` rows: (first row, rows) of each item, in its own words."""
-    items = []
-    for steps in range(1, rows):
-        if steps == length or (steps > length and (steps - length) % period == 0):
-            items.append((steps - length, length))
-    if end == "write":
-        if rows >= length:
-            items.append((rows - length, length))
-    else:
-        delta = length - rows
-        if delta < 0:
-            delta = (period + delta) % period
-        kept = length - delta
-        items.append((rows - kept, kept))
-    return items
 
 
 @settings(max_examples=150)

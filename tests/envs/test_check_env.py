@@ -197,16 +197,6 @@ def test_messages_name_what_is_wrong(case):
         envs.check_env(env, steps=5 if case == "no number" else 0)
 
 
-def test_what_is_no_environment_is_named():
-    for wrong, message in (
-        (Parts, "the environment is a class; pass an instance, Parts()"),
-        (5, "5 has neither reset nor step"),
-    ):
-        with pytest.raises(EnvironmentContractError) as caught:
-            envs.check_env(wrong)
-        assert message in str(caught.value)
-
-
 @pytest.mark.long
 def test_a_right_environment_passes():
     envs.check_env(Walk(), steps=10)
@@ -289,24 +279,33 @@ def test_a_wrong_auto_reset_is_named():
         envs.check_env(NeverResets(), steps=10)
 
 
-def test_what_is_no_environment():
-    class Nothing:
-        name = "test:Nothing"
+class Nothing:
+    name = "test:Nothing"
 
-        def reset(self, key):
-            return None
+    def reset(self, key):
+        return None
 
-    with pytest.raises(EnvironmentContractError, match="it has no 'observation_space'"):
-        envs.check_env(Nothing())
 
-    class NoPytree(Walk):
-        fault = ""
+class NoPytree(Walk):
+    fault = ""
 
-        def __init__(self):
-            pass
+    def __init__(self):
+        pass
 
-    with pytest.raises(EnvironmentContractError, match="not a pytree"):
-        envs.check_env(NoPytree())
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Parts, r"it is a class; pass an instance, Parts\(\)"),
+        (5, "5 has neither reset nor step"),
+        (Nothing(), "it has no 'observation_space'"),
+        (NoPytree(), "not a pytree"),
+    ],
+    ids=["a class", "a number", "no spaces", "no pytree"],
+)
+def test_what_is_no_environment_is_named(wrong, message):
+    with pytest.raises(EnvironmentContractError, match=message):
+        envs.check_env(wrong)
 
 
 # --- recipes of host environments ----------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 import warnings
 
 import gymnasium
@@ -11,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 from flax import struct
-from helpers.patience import PATIENCE
 from helpers.played import played
+from helpers.processes import python
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -251,8 +249,7 @@ def test_a_module_that_a_file_names_is_not_imported(tmp_path):
         "from jaxrl.envs.configs import from_config\nfrom jaxrl.core.errors import ConfigError\n"
         f"try:\n    from_config({config!r})\nexcept ConfigError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0 and "imports a module" in done.stdout, done.stderr
+    assert "imports a module" in python("-c", code, cwd=tmp_path).stdout
 
 
 def test_environments_of_other_libraries_are_made_by_hand_only(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from dm_env import specs
 from gymnasium import spaces as foreign
 from helpers.refused import refused
+from helpers.strict_json import read_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,8 +238,7 @@ class Strict(gymnasium.Env):
         return self.shown(), {}
 
     def step(self, action):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Gymnasium warns where it converts
+        with warnings.catch_warnings(action="error"):  # Gymnasium warns where it converts
             assert self.action_space.contains(action), action
         self.time += 1
         return self.shown(), 1.0, False, self.time >= 5, {}
@@ -351,12 +351,12 @@ def test_runs_of_earlier_versions_have_no_native_spaces_and_go_on(run, tmp_path)
     _, path, train = run
     shutil.copytree(path, tmp_path / "run")
     path = tmp_path / "run"
-    written = json.loads((path / "config.json").read_text())
+    written = read_json(path / "config.json")
     assert written["native"]["type"] == "space:native"
     (path / "config.json").write_text(json.dumps({k: x for k, x in written.items() if k != "native"}))
     assert jaxrl.load(path).spec.native is None
     assert train(64, path).total_steps == 64
-    assert json.loads((path / "config.json").read_text())["native"] == written["native"]
+    assert read_json(path / "config.json")["native"] == written["native"]
     for wrong in (3, {"type": "space:discrete", "n": 2}, written["native"] | {"action": []}):
         (path / "config.json").write_text(json.dumps(written | {"native": wrong}))
         with pytest.raises(ConfigError, match="native"):

@@ -26,6 +26,7 @@ QUICK = ("CartPole-v1", "SimpleBandit-bsuite")
 SLOW = ("Seaquest-MinAtar", "Freeway-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar", "MetaMaze-misc", "Pong-misc")
 NAMES = one_quick(adapter.names(), *QUICK, rest=[name for name in adapter.names() if name not in SLOW])
 
+VALLEY = {"min_position": -0.45, "max_position": -0.5, "max_speed": 1e-4, "goal_position": -0.55}
 # Values that show within random episodes, where half the default does not.
 TELLING = {
     "Acrobot-v1": {"max_vel_1": 0.1, "max_vel_2": 0.1, "torque_noise_max": 1.0, "available_torque": [-3.0, 0.0, 3.0]},
@@ -34,20 +35,8 @@ TELLING = {
     "CartPole-v1": {"x_threshold": 0.06, "theta_threshold_radians": 0.06},
     "DeepSea-bsuite": {"unscaled_move_cost": 0.5},
     "DiscountingChain-bsuite": {"reward_timestep": [2, 4, 11, 31, 99]},
-    "MountainCar-v0": {
-        "min_position": -0.45,
-        "max_position": -0.5,
-        "max_speed": 1e-4,
-        "goal_position": -0.55,
-        "goal_velocity": -1.0,
-    },
-    "MountainCarContinuous-v0": {
-        "min_position": -0.45,
-        "max_position": -0.5,
-        "max_speed": 1e-4,
-        "goal_position": -0.55,
-        "goal_velocity": 0.05,
-    },
+    "MountainCar-v0": VALLEY | {"goal_velocity": -1.0},
+    "MountainCarContinuous-v0": VALLEY | {"goal_velocity": 0.05},
     "MetaMaze-misc": {"punishment": -1.0},
     "Pendulum-v1": {"max_speed": 0.5},
     "PointRobot-misc": {"goal_radius": 2.0},

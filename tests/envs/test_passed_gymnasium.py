@@ -1,7 +1,6 @@
 """Gymnasium environments passed by a program: an instance, a class, or a function that makes one."""
 
 import functools
-import json
 import pickle
 
 import gymnasium
@@ -11,6 +10,7 @@ import pytest
 from gymnasium import spaces as foreign
 from helpers.programs import SMALL
 from helpers.refused import refused
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import envs, networks
@@ -229,7 +229,7 @@ def test_training(run):
     assert of_class.metrics[-1]["step"] == of_instance.metrics[-1]["step"] == 64
     assert of_class.evaluation.episodes == of_instance.evaluation.episodes == 3
     assert of_class.evaluation.return_mean == of_instance.evaluation.return_mean
-    config = json.loads((path / "config.json").read_text())["environment"]
+    config = read_json(path / "config.json")["environment"]
     assert f"{config['suite']}:{config['name']}" == PICK
     again = jaxrl.train(ALGO, lambda: Pick(), num_envs=1, run_dir=path, **SETTINGS)
     assert again.metrics[-1]["step"] == 64, "it is the same run, which has ended"

@@ -1,10 +1,7 @@
 """Names, suggestions, registration, laziness."""
 
-import subprocess
-import sys
-
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
 
@@ -82,4 +79,4 @@ def test_importing_imports_no_suite():
         "from jaxrl.core import suites; suites.installed = {'brax', 'envpool', 'gymnax', 'probe'}.__contains__; "
         "jaxrl.envs.environments(); assert 'brax' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+    python("-c", code)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.distributions import install, install_suite
+from helpers.processes import python
 from helpers.refused import refused
 from helpers.registered import nothing_registered_for_good
 
@@ -201,7 +201,4 @@ def test_the_page_works_as_printed(walks):
         short = line.replace("20000", "2048 --no-progress --evaluation-episodes 4")
         lines.append(["-m", *short.split()])
     for words in lines:
-        ran = subprocess.run(
-            [sys.executable, *words], env=os.environ | {"PYTHONPATH": python_path}, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, (words, ran.stderr)
+        python(*words, env=os.environ | {"PYTHONPATH": python_path})

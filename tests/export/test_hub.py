@@ -1,17 +1,17 @@
 """A policy goes to a hub and comes back; the hub is on this machine, and nothing else is asked."""
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from helpers import hub as stand_in
 from helpers.exported import policy_of
+from helpers.processes import python
 from helpers.programs import ENV, PPO
 from helpers.refused import refused
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import envs
@@ -57,10 +57,7 @@ def test_a_policy_goes_to_a_hub_and_comes_back(folder):
     with stand_in.serving() as (address, repositories):
         repositories["somebody/other"] = {"weights.bin": b"x", "../../escaped": b"y"}
         own = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_nobody", "HF_HOME": str(root / "home"), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, "-c", CODE], cwd=root, env=os.environ | own, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = python("-c", CODE, cwd=root, env=os.environ | own)
         assert set(repositories["somebody/cartpole"]) >= {"README.md", "config.json", policy_folder.MODEL}
         assert "notes.txt" not in repositories["somebody/cartpole"], "only what a policy consists of is pushed"
     said = done.stdout.splitlines()
@@ -71,7 +68,7 @@ def test_a_policy_goes_to_a_hub_and_comes_back(folder):
     assert {path.name for path in root.iterdir()} <= {"policy", "pulled", "home"}
     seen = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     np.testing.assert_array_equal(jaxrl.load(root / "pulled")(seen)[0], jaxrl.load(folder)(seen)[0])
-    assert json.loads((root / "pulled" / "config.json").read_text())["total_steps"] == 256
+    assert read_json(root / "pulled" / "config.json")["total_steps"] == 256
 
 
 def test_what_cannot_go_is_refused_before_a_hub_is_asked(folder, tmp_path, monkeypatch):

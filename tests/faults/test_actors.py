@@ -375,8 +375,7 @@ def test_what_has_not_moved_for_long_is_told_once_before_its_time_is_up(clock):
     watch = watchdog.Watch(host, watchdog.STEP_TIMEOUT)
 
     def told():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             watch.look(100.0)
         return [str(one.message) for one in caught]
 

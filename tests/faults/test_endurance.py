@@ -3,15 +3,13 @@
 `make faults FAULTS_MINUTES=5` is the short form of the two hours.
 """
 
-import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import endurance
-from helpers.processes import environment
+from helpers.processes import environment, python
+from helpers.strict_json import read_json
 
 pytestmark = pytest.mark.faults
 
@@ -25,11 +23,9 @@ MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files
 @pytest.mark.endurance
 @pytest.mark.parametrize("kind", ["anakin", "sebulba"])
 def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):
-    words = [sys.executable, endurance.__file__, kind, str(tmp_path / "run"), str(MINUTES)]
-    limit = 60 * (2 * MINUTES + 15)
-    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=limit)
-    assert ended.returncode == 0, ended.stderr
-    seen = json.loads((tmp_path / "run" / "held.json").read_text())
+    words = [endurance.__file__, kind, tmp_path / "run", MINUTES]
+    python(*words, env=environment(), timeout=60 * (2 * MINUTES + 15))
+    seen = read_json(tmp_path / "run" / "held.json")
     assert len(seen) > 10 * MINUTES, "it did not train"
     print(kind, *(f"{what}: {typical(seen, n)}" for n, what in enumerate(MORE)), sep="\n  ")
     assert grown(seen) == []

@@ -18,6 +18,7 @@ import host_probes
 import numpy as np
 import pytest
 from helpers.patience import PATIENCE, wait_for, within
+from helpers.processes import environment
 from helpers.programs import DQN, PPO, actor_threads
 from helpers.tiers import few, one_quick
 
@@ -314,7 +315,7 @@ def test_workers_end_with_their_parent(end, tmp_path):
     """Idle workers and hanging ones end, with the processes that their environments started."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, os.fspath(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

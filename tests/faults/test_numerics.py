@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
+from helpers.strict_json import read_json
 from helpers.tiers import few
 
 import jaxrl
@@ -95,7 +96,7 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     saved = checkpoints(tmp_path / "run", result.state)
     assert list(saved) == [2, 4, 5] and all(all_finite(state) for state in saved.values())
     assert_equal(saved[5], result.state)
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    record = read_json(tmp_path / "run" / "result.json")
     assert record["stopped"] == "non_finite" and record["problem"] == result.problem
     rows = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows == [ROWS * number for number in range(1, 6)]

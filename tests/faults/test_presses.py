@@ -5,7 +5,6 @@ started; and at moments drawn once and for all.
 """
 
 import contextlib
-import json
 import os
 import pty
 import random
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from helpers import processes
 from helpers.patience import PATIENCE, wait_for
+from helpers.strict_json import read_json
 from helpers.tiers import few
 
 from jaxrl.run.directory import checkpoint
@@ -161,7 +161,7 @@ def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_pa
     code, said = pressed(place, *command(name, run), number=number)
     assert code == CODES[number] and said.endswith("interrupted\n"), said
     if "_report" in place:
-        assert json.loads((run / "result.json").read_text())["stopped"] == "finished"
+        assert read_json(run / "result.json")["stopped"] == "finished"
     if name == "export-rlds":
         assert not list(run.parent.glob(f".{run.name}-rlds*")), "what was written was left behind"
     if name == "compile":
@@ -186,7 +186,7 @@ def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_pa
 def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place, tmp_path):
     code, said = pressed(place, *command("train", tmp_path / "run"))
     assert code == 130, said
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "finished"
+    assert read_json(tmp_path / "run" / "result.json")["stopped"] == "finished"
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 256
 
 
@@ -227,7 +227,7 @@ def said_by(folder):
 
 
 def assert_interrupted(run):
-    record = json.loads((run / "result.json").read_text())
+    record = read_json(run / "result.json")
     assert record["stopped"] == "interrupted" and 0 < record["total_steps"] < 1_000_000_000
     assert checkpoint.read_manifest(run / "checkpoints").step == record["total_steps"]
 

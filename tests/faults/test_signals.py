@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM: what was learned is kept, and everything is as before."""
 
-import json
 import os
 import signal
 import threading
@@ -10,6 +9,7 @@ from helpers import programs
 from helpers.kills import Curriculum
 from helpers.patience import PATIENCE
 from helpers.programs import ROWS, assert_equal
+from helpers.strict_json import read_json
 
 from jaxrl.parallel.program import Program
 from jaxrl.run.directory import checkpoint
@@ -58,7 +58,7 @@ def test_ctrl_c_finishes_the_chunk_saves_and_returns(tmp_path, handlers):
     assert result.stopped == "interrupted" and result.total_steps in (4 * ROWS, 5 * ROWS)
     assert logger.steps[-1] == result.total_steps
     assert result.evaluation is None and handlers()
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "interrupted"
+    assert read_json(tmp_path / "run" / "result.json")["stopped"] == "interrupted"
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == result.total_steps
     assert result.policy([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
     assert_equal(train(tmp_path / "run").state, train().state)
@@ -156,7 +156,7 @@ def test_sigterm_saves_and_exits_143(tmp_path, handlers):
     with pytest.raises(SystemExit) as caught:
         train(tmp_path / "run", Raising(signal.SIGTERM))
     assert caught.value.code == 143 and handlers()
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    record = read_json(tmp_path / "run" / "result.json")
     assert record["stopped"] == "interrupted"
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == record["total_steps"]
     assert_equal(train(tmp_path / "run").state, train().state)

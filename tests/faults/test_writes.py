@@ -6,8 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,7 +15,7 @@ import pytest
 from helpers import programs
 from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
-from helpers.patience import PATIENCE
+from helpers.processes import environment, python
 from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
 from helpers.tiers import few, one_quick
 
@@ -63,8 +61,7 @@ def reference():
 
 def assert_it_goes_on(run_dir, reference):
     """Assert that the same call, once all is well again, ends as the reference and leaves every file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         result = train(run_dir)
     assert result.stopped == "finished"
     assert_equal(reference.state, result.state)
@@ -81,8 +78,7 @@ def assert_it_goes_on(run_dir, reference):
 
 def told_of(run_dir, *loggers, **settings):
     """Return the result or the error of a run, and its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
+    with warnings.catch_warnings(record=True, action="always", category=RuntimeWarning) as caught:
         try:
             ended = train(run_dir, *loggers, **settings)
         except JaxrlError as error:
@@ -307,9 +303,6 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 @pytest.mark.long
 @pytest.mark.parametrize("how", few(WAYS, "made"))
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
-    env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", CACHED, how, str(errno.ENOSPC)]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
-    assert ended.stdout.split() == ["1.0", "True", "2.0", "True"]
+    env = environment("JAX_", "JAXRL_", JAXRL_CACHE=str(tmp_path / "cache"))
+    ended = python("-c", CACHED, how, errno.ENOSPC, env=env)
+    assert (ended.stdout.split(), ended.stderr) == (["1.0", "True", "2.0", "True"], "")

@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -161,6 +161,12 @@ def number(value: float) -> str:
     unit, letter = (1e6, "M") if abs(value) >= 1e6 else (1e3, "k") if abs(value) >= 10_000 else (1.0, "")
     text = f"{value / unit:g}{letter}"
     return text.replace("-", "\N{MINUS SIGN}")
+
+
+def table(header: str, rows: Iterable[Iterable[Any]]) -> str:
+    """Return a table in Markdown, whose header has bars between the names of the columns."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join([f"| {header} |", "|---" * (1 + header.count("|")) + "|", *lines])
 
 
 def _scheme(dark: int) -> str:

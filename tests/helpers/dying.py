@@ -3,11 +3,8 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 
-from helpers.patience import PATIENCE
-from helpers.processes import environment
+from helpers.processes import environment, python
 
 
 def at_call(owner, name, number=1, after=False):
@@ -35,6 +32,4 @@ def killed(call, number):
         "from jaxrl.sweeps.vectorized import VectorizedRuns\n"
         f"dying.at_call(VectorizedRuns, 'chunk', {number})\n{call}"
     )
-    command = [sys.executable, "-c", program]
-    dead = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-    assert dead.returncode == -signal.SIGKILL, dead.stdout + dead.stderr
+    python("-c", program, env=environment(), code=-signal.SIGKILL)

@@ -7,10 +7,26 @@ import socket
 import subprocess
 import sys
 
+from helpers.patience import PATIENCE
 
-def environment(**variables):
-    """Return the environment of a process on the CPU, with further variables."""
-    return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)} | variables
+
+def environment(*without, **variables):
+    """Return the environment of a process on the CPU.
+
+    Args:
+      without: what names of variables that it does not have begin with.
+      variables: further ones.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)} | variables
+
+
+def python(*words, code=0, timeout=PATIENCE, **options):
+    """Return a process of Python with these arguments, after asserting that it ended with this exit code."""
+    command = [sys.executable, *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended
 
 
 @contextlib.contextmanager

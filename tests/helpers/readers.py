@@ -150,8 +150,7 @@ PLAYERS = [play, export, draw, report_on, film]  # of a run
 def outcome(read, path):
     """Return None if it was read, or refused in jaxrl's own words; else what went wrong."""
     try:
-        with hostile.bounded(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with hostile.bounded(), warnings.catch_warnings(action="ignore"):
             read(path)
     except JaxrlError as error:
         if len(str(error)) > 4000:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from helpers import curve_pictures, zoo_tables
+from helpers.curve_pictures import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -33,7 +34,9 @@ PAGES = (
 )
 RECORDS = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_SCORES = "environment | algorithm | mean | worst | IQM | published | steps | seeds |"
+_SCORES = "environment | algorithm | mean | worst | IQM | published | steps | seeds"
+
+_EACH = "training | mean | each seed"
 
 CARTPOLE = ("ppo", "a2c", "impala", "pqn", "dqn")
 # Longer trainings: environment and algorithm of each, by its record.
@@ -72,10 +75,6 @@ def _read(name: str) -> dict[str, Any]:
     return json.loads((RECORDS / f"{name}.json").read_text())
 
 
-def _table(header: str, lines: list[str]) -> str:
-    return "\n".join([f"| {header}", "|" + "---|" * header.count("|"), *lines])
-
-
 def _trainings() -> str:
     """Return a table of scores, and the commands of its rows below it, folded in: beside scores they leave no room."""
     lines, commands = [], []
@@ -87,20 +86,18 @@ def _trainings() -> str:
         published = "" if ours else f"{reference['score']:g} ({reference['source']})"
         scores = [f"{score:g}" for score in (row["mean"], min(row["scores"]), row["interquartile_mean"])]
         steps, seeds = _short(record["total_steps"]), str(len(row["scores"]))
-        lines.append(f"| {' | '.join([*what, *scores, published, steps, seeds])} |")
+        lines.append([*what, *scores, published, steps, seeds])
         if isinstance(settings, dict) and "command" in settings:  # others have their settings in the record
             missing = "" if "--total-steps" in settings["command"] else f" --total-steps {record['total_steps']}"
             commands.append(settings["command"] + missing)
-    shown, table = "\n".join(commands), _table(_SCORES, lines)
-    return f'{table}\n\n<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
+    shown = "\n".join(commands)
+    folded = f'<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
+    return f"{table(_SCORES, lines)}\n\n{folded}"
 
 
 def _offline() -> str:
-    lines = [
-        f"| {row['run']} | {row['mean']:.2f} | {', '.join(f'{score:.2f}' for score in row['scores'])} |"
-        for row in _read("learning-offline-pendulum")["rows"]
-    ]
-    return _table("training | mean | each seed |", lines)
+    rows = _read("learning-offline-pendulum")["rows"]
+    return table(_EACH, [[row["run"], f"{row['mean']:.2f}", _each(row["scores"], ".2f")] for row in rows])
 
 
 def _imitation() -> str:
@@ -108,9 +105,9 @@ def _imitation() -> str:
     for name in ("sqil", "gail"):
         record = _read(f"learning-{name}-pendulum")
         [row] = record["rows"]
-        each = ", ".join(f"{score:.3f}" for score in row["scores"])
-        lines.append(f"| {name.upper()}, Pendulum, {record['steps']:,} steps | {row['mean']:.3f} | {each} |")
-    return _table("training | mean | each seed |", lines)
+        what = f"{name.upper()}, Pendulum, {record['steps']:,} steps"
+        lines.append([what, f"{row['mean']:.3f}", _each(row["scores"], ".3f")])
+    return table(_EACH, lines)
 
 
 def _demonstrations() -> str:
@@ -118,27 +115,24 @@ def _demonstrations() -> str:
     for what, name in DEMONSTRATIONS.items():
         record = _read(f"learning-demonstrations-{name}")
         steps = {row["demonstrations"]: f"{row['mean']:,.0f} ({max(row['steps']):,})" for row in record["rows"]}
-        without, beside = steps["without"], steps["with"]
-        lines.append(f"| {what} | {record['mark']:g} | {without} | {beside} | {record['share_of_steps']:.2f} |")
-    return _table("training | mark | steps without | steps with | share |", lines)
+        share = f"{record['share_of_steps']:.2f}"
+        lines.append([what, f"{record['mark']:g}", steps["without"], steps["with"], share])
+    return table("training | mark | steps without | steps with | share", lines)
 
 
 def _memory_needed() -> str:
-    lines = [
-        f"| {row['run']} | {row['mean']:g} | {row['worst']:g} | {len(row['scores'])} |"
-        for row in _read("learning-hidden-velocity")["rows"]
-    ]
-    return _table("training | mean | worst | seeds |", lines)
+    rows = _read("learning-hidden-velocity")["rows"]
+    lines = [[row["run"], f"{row['mean']:g}", f"{row['worst']:g}", len(row["scores"])] for row in rows]
+    return table("training | mean | worst | seeds", lines)
 
 
 def _searches() -> str:
-    record = _read("tune")
-    names = {"tpe": "Bayesian (TPE)", "random": "random", "tpe - random": "the difference"}
-    lines = [
-        f"| {name} | {found['mean']:.0f} | {found['low']:.0f} to {found['high']:.0f} |"
-        for name, found in ((name, record["summary"][kind]) for kind, name in names.items())
-    ]
-    return _table("search | mean | 95 % interval |", lines)
+    summary = _read("tune")["summary"]
+    lines = []
+    for kind, name in (("tpe", "Bayesian (TPE)"), ("random", "random"), ("tpe - random", "the difference")):
+        found = summary[kind]
+        lines.append([name, f"{found['mean']:.0f}", f"{found['low']:.0f} to {found['high']:.0f}"])
+    return table("search | mean | 95 % interval", lines)
 
 
 def _populations() -> str:
@@ -149,11 +143,11 @@ def _populations() -> str:
         steps = f"{about['population']} x {about['total_steps'] // 1000}k"
         algorithm = rows[0]["task"].partition("-")[0].upper()
         for kind, name in (("PBT", "population"), ("random", "random search")):
-            each = ", ".join(f"{row['fresh']:.0f}" for row in repeats[kind])
+            each = _each((row["fresh"] for row in repeats[kind]), ".0f")
             middle = statistics.median(row["median member"] for row in repeats[kind])
             task = f"{algorithm} on {about['env'].partition(':')[2]}, {steps}" if kind == "PBT" else ""
-            lines.append(f"| {task} | {name} | {part['summary'][kind]:.0f} | {each} | {middle:.0f} |")
-    return _table("task, members x steps | search | winner, median | each repeat | median member |", lines)
+            lines.append([task, name, f"{part['summary'][kind]:.0f}", each, f"{middle:.0f}"])
+    return table("task, members x steps | search | winner, median | each repeat | median member", lines)
 
 
 def _interrupted() -> str:
@@ -178,67 +172,72 @@ def _highlights() -> str:
     uniform = _times([took["flashbax, uniform"] / took["ours, uniform"]])
     breakout = _read("learning-defaults-minatar-breakout-ppo")
     [scores] = breakout["rows"]
-    each = ", ".join(f"{score:.1f}" for score in scores["scores"])
+    each = _each(scores["scores"], ".1f")
     script = "`.venv/bin/python benchmarks/{}.py`".format
     lines = [
-        f"| score of the worst seed with default settings: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; PPO on "
-        f"Acrobot; PPO on Pendulum, 5 seeds | {solved:.0f}; {acrobot:.0f}; {pendulum:.0f} "
-        "| `.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md) |",
-        f"| PPO on MinAtar Breakout with default settings, 10M steps, 3 seeds: mean; each seed; published "
-        f"| {scores['mean']:.1f}; {each}; {breakout['published']} | `{breakout['run']}` |",
-        "| speed of PPO on CartPole relative to rejax: 4 environments (jaxrl with one thread, rejax with two); 4 (one "
-        f"thread each); 64 and 2048 environments (two threads each) | {few}; {many} | {script('throughput')} |",
-        f"| speed of a sweep of 8 seeds: relative to one seed; relative to rejax under `vmap` | {sweep} | the same |",
-        "| speed of PPO with EnvPool relative to Stable-Baselines3, which steps 8 Gymnasium environments in its own "
-        "process: CartPole with 128 EnvPool environments; HalfCheetah with 32 "
-        f"| {_times(host[f'PPO in {name}'] for name in ('CartPole-v1', 'HalfCheetah-v4'))} | {script('host')} |",
-        "| speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new "
-        "priorities depend on the weights; uniform "
-        f"| {prioritized}; {uniform} | `.venv/bin/python benchmarks/replay.py --repeats 100` |",
+        [
+            f"score of the worst seed with default settings: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; "
+            "PPO on Acrobot; PPO on Pendulum, 5 seeds",
+            f"{solved:.0f}; {acrobot:.0f}; {pendulum:.0f}",
+            "`.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md)",
+        ],
+        [
+            "PPO on MinAtar Breakout with default settings, 10M steps, 3 seeds: mean; each seed; published",
+            f"{scores['mean']:.1f}; {each}; {breakout['published']}",
+            f"`{breakout['run']}`",
+        ],
+        [
+            "speed of PPO on CartPole relative to rejax: 4 environments (jaxrl with one thread, rejax with two); 4 "
+            "(one thread each); 64 and 2048 environments (two threads each)",
+            f"{few}; {many}",
+            script("throughput"),
+        ],
+        ["speed of a sweep of 8 seeds: relative to one seed; relative to rejax under `vmap`", sweep, "the same"],
+        [
+            "speed of PPO with EnvPool relative to Stable-Baselines3, which steps 8 Gymnasium environments in its own "
+            "process: CartPole with 128 EnvPool environments; HalfCheetah with 32",
+            _times(host[f"PPO in {name}"] for name in ("CartPole-v1", "HalfCheetah-v4")),
+            script("host"),
+        ],
+        [
+            "speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new "
+            "priorities depend on the weights; uniform",
+            f"{prioritized}; {uniform}",
+            "`.venv/bin/python benchmarks/replay.py --repeats 100`",
+        ],
     ]
-    return _table("measurement | figure | command |", lines)
+    return table("measurement | figure | command", lines)
 
 
 def _throughput() -> str:
-    def ratio(row, name):
-        return f"{row[name]:.2f}" if name in row else ""
-
     def of(row, peer):
-        alike = ratio(row, f"jaxrl / {peer}, each with one thread")
-        return ratio(row, f"jaxrl train / {peer}") + (f"; {alike}" if alike else "")
+        alike = _maybe(row, f"jaxrl / {peer}, each with one thread", ".2f")
+        return _maybe(row, f"jaxrl train / {peer}", ".2f") + (f"; {alike}" if alike else "")
 
-    lines = [
-        f"| {row['work']} | {row['jaxrl train (steps/s)'] / 1e3:.3g}k | {of(row, 'rejax')} | {of(row, 'purejaxrl')} "
-        f"| {ratio(row, 'one thread / one a core')} |"
-        for row in _read("throughput")["rows"]
-    ]
-    return _table(
-        "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread to one per core |",
-        lines,
-    )
+    lines = []
+    for row in _read("throughput")["rows"]:
+        peers, threads = [of(row, peer) for peer in ("rejax", "purejaxrl")], "one thread / one a core"
+        lines.append([row["work"], _thousands(row["jaxrl train (steps/s)"]), *peers, _maybe(row, threads, ".2f")])
+    header = "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread to one per core"
+    return table(header, lines)
 
 
 def _limits() -> str:
-    def of(row, name):
-        return f"{row[name]:.3g}" if name in row else ""
-
     names = {"sac": "SAC Pendulum", "td3": "TD3 Pendulum", "dqn": "DQN CartPole", "ppo": "PPO CartPole"}
-    lines = [
-        f"| {names[row['algorithm']]}, {row['num_envs']} | {', '.join(str(width) for width in row['widths'])} "
-        f"| {'one' if row['one thread'] else 'all'} | {row['jaxrl (steps/s)'] / 1e3:.3g}k "
-        f"| {of(row, 'jaxrl / bare loop')} | {of(row, 'jaxrl / SBX')} |"
-        for row in _read("limits")["rows"]
-    ]
-    return _table(
-        "task, environments | units | threads | steps/s | relative to the bare loop | relative to SBX |", lines
-    )
+    lines = []
+    for row in _read("limits")["rows"]:
+        what = [f"{names[row['algorithm']]}, {row['num_envs']}", _each(row["widths"])]
+        threads, speed = "one" if row["one thread"] else "all", _thousands(row["jaxrl (steps/s)"])
+        others = [_maybe(row, f"jaxrl / {other}", ".3g") for other in ("bare loop", "SBX")]
+        lines.append([*what, threads, speed, *others])
+    header = "task, environments | units | threads | steps/s | relative to the bare loop | relative to SBX"
+    return table(header, lines)
 
 
 def _sampling() -> str:
-    lines = [
-        f"| {row['way']} | {row['steps/s'] / 1e3:.3g}k | {row['of serial']:.2f} |" for row in _read("sampling")["rows"]
-    ]
-    return _table("mode | steps/s | relative to serial |", lines)
+    rows = _read("sampling")["rows"]
+    lines = [[row["way"], _thousands(row["steps/s"]), f"{row['of serial']:.2f}"] for row in rows]
+    return table("mode | steps/s | relative to serial", lines)
 
 
 def _step() -> str:
@@ -246,27 +245,25 @@ def _step() -> str:
     lines = []
     for row in _read("host")["rows"]:
         if shares := row.get("shares of time"):
-            each = " | ".join(f"{shares[name]:.0%}".replace("%", " %") for name in shown)
-            lines.append(f"| {row['task'].removesuffix('-v5')}, {row['num_envs']} environments | {each} |")
-    return _table(f"work | {' | '.join(shown)} |", lines)
+            each = [f"{shares[name]:.0%}".replace("%", " %") for name in shown]
+            lines.append([f"{row['task'].removesuffix('-v5')}, {row['num_envs']} environments", *each])
+    return table(f"work | {' | '.join(shown)}", lines)
 
 
 def _jax_or_envpool() -> str:
-    lines = [
-        f"| {row['jax']} | {row['num_envs']:,} | {_short(row['JAX (steps/s)'])} | {_short(row['EnvPool (steps/s)'])} "
-        f"| {row['JAX / EnvPool']:.2g} |"
-        for row in _read("jax-or-envpool")["rows"]
-    ]
-    return _table("JAX environment | how many | JAX | EnvPool | JAX / EnvPool |", lines)
+    lines = []
+    for row in _read("jax-or-envpool")["rows"]:
+        speeds = [_short(row[f"{name} (steps/s)"]) for name in ("JAX", "EnvPool")]
+        lines.append([row["jax"], f"{row['num_envs']:,}", *speeds, f"{row['JAX / EnvPool']:.2g}"])
+    return table("JAX environment | how many | JAX | EnvPool | JAX / EnvPool", lines)
 
 
 def _memory() -> str:
-    lines = [
-        f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
-        f"| {row['measured / predicted']:.2f} |"
-        for row in _read("memory")["rows"]
-    ]
-    return _table("work | predicted | measured | measured / predicted |", lines)
+    lines = []
+    for row in _read("memory")["rows"]:
+        sizes = [f"{row[f'{name} (bytes)'] / 1e6:.0f} MB" for name in ("predicted", "measured")]
+        lines.append([row["work"], *sizes, f"{row['measured / predicted']:.2f}"])
+    return table("work | predicted | measured | measured / predicted", lines)
 
 
 def _accelerator() -> str:
@@ -277,21 +274,34 @@ def _accelerator() -> str:
         if "left out" in row:
             continue
         runs = f"{row['seeds']} x " if "seeds" in row else ""
-        milliseconds = f"{row['ms an iteration']:.3g}" if "ms an iteration" in row else ""
-        lines.append(f"| {row['work']}, {runs}{row['num_envs']:,} | {_short(row['steps/s'])} | {milliseconds} |")
+        what = f"{row['work']}, {runs}{row['num_envs']:,}"
+        lines.append([what, _short(row["steps/s"]), _maybe(row, "ms an iteration", ".3g")])
     beside: dict[tuple[int, int], dict[str, float]] = {}
     for row in parts["peers"]["rows"]:
         peer = row["work"].removeprefix("PPO CartPole beside ")
         beside.setdefault((row["num_envs"], row["seeds"]), {})[peer] = row[f"jaxrl / {peer}"]
     peers = [
-        f"| {num_envs:,} | {seeds} | {ratios['rejax']:.2f} | {ratios['purejaxrl']:.2f} |"
+        [f"{num_envs:,}", seeds, f"{ratios['rejax']:.2f}", f"{ratios['purejaxrl']:.2f}"]
         for (num_envs, seeds), ratios in sorted(beside.items())
     ]
     return (
-        _table("work, environments | steps/s | ms per iteration |", lines)
+        table("work, environments | steps/s | ms per iteration", lines)
         + "\n\nThe next table has jaxrl's speed on CartPole divided by that of others, alternating in one run.\n\n"
-        + _table("environments | seeds | rejax | purejaxrl |", peers)
+        + table("environments | seeds | rejax | purejaxrl", peers)
     )
+
+
+def _each(values: Iterable[float], form: str = "") -> str:
+    return ", ".join(format(value, form) for value in values)
+
+
+def _maybe(row: dict[str, Any], name: str, form: str) -> str:
+    """Return a number of a row that not every row has."""
+    return format(row[name], form) if name in row else ""
+
+
+def _thousands(rate: float) -> str:
+    return f"{rate / 1e3:.3g}k"
 
 
 def _short(rate: float) -> str:
@@ -305,8 +315,8 @@ def _gallery() -> str:
     for name, part in _read("gallery")["parts"].items():
         found, picture = part["evaluation"], f"![{part['what']}](assets/gallery/{name}.gif)"
         score = f"{found['return_mean']:.4g} ± {found['return_std']:.2g} over {found['episodes']} episodes"
-        lines.append(f"| {picture} | **{part['what']}**: {score.replace('-', chr(0x2212))}. `{part['run']}` |")
-    return _table("| |", lines)
+        lines.append([picture, f"**{part['what']}**: {score.replace('-', chr(0x2212))}. `{part['run']}`"])
+    return table("|", lines)
 
 
 def _times(ratios: Iterable[float]) -> str:

@@ -157,3 +157,21 @@ def assert_two_devices_are_one(step, one, two, state, layout, rows):
         (first, wanted), (second, drawn) = alone(first, part, key), both(second, part, key)
         for a, b in zip(*map(jax.tree.leaves, ((first, wanted), (second, drawn))), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def adder(rows, length, period, end):
+    """Acme's SequenceAdder over one episode of `rows` rows: (first row, rows) of each item, in its own words."""
+    items = []
+    for steps in range(1, rows):
+        if steps == length or (steps > length and (steps - length) % period == 0):
+            items.append((steps - length, length))
+    if end == "write":
+        if rows >= length:
+            items.append((rows - length, length))
+    else:
+        delta = length - rows
+        if delta < 0:
+            delta = (period + delta) % period
+        kept = length - delta
+        items.append((rows - kept, kept))
+    return items

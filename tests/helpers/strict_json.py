@@ -18,6 +18,15 @@ def parse_strictly(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def read_json(path: Path) -> Any:
+    """Return the value of a file of JSON.
+
+    Raises:
+      ValueError: it is not JSON.
+    """
+    return parse_strictly(path.read_text())
+
+
 def check_folder(folder: Path) -> set[str]:
     """Parse every file of JSON and of JSON lines below a folder, and return their names.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from helpers import curve_pictures, score_pictures
-from helpers.curve_pictures import ROOT
+from helpers.curve_pictures import ROOT, table
 from helpers.shortest import ABLATION, ZOO, Row, short, trained, words
 from jaxrl.plots.statistics import bootstrap_interval
 
@@ -25,7 +25,7 @@ COMPARED = {
     "craftax:Craftax-Classic-Symbolic-v1": ((100_000, 300_000, 1_000_000), (120, 300, 900)),
 }
 _LEAST = 3  # algorithms of a comparison
-_HEADER = "environment | algorithm | mean | IQM (95 % interval) | worst seed | published | steps × seeds | wall time |"
+_HEADER = "environment | algorithm | mean | IQM (95 % interval) | worst seed | published | steps × seeds | wall time"
 
 
 def families() -> dict[str, list[Row]]:
@@ -66,8 +66,7 @@ def _section(family: str, rows: list[Row]) -> str:
     recorded = [(row, record) for row in rows if (record := ZOO.held(row))]
     parts = [f"## {family}"]
     if recorded:
-        lines = [f"| {' | '.join(_cells(row, record))} |" for row, record in recorded]
-        parts.append("\n".join([f"| {_HEADER}", "|" + "---|" * _HEADER.count("|"), *lines]))
+        parts.append(table(_HEADER, [_cells(row, record) for row, record in recorded]))
     if below := [line for row in rows if (line := _below(row))]:
         parts.append("Below target:\n\n" + "\n".join(f"- {line}" for line in below))
     if recorded:
@@ -75,8 +74,7 @@ def _section(family: str, rows: list[Row]) -> str:
     curves = [f"![Learning curve of {_what(row)}](assets/zoo/{row.name}.svg)" for row, _ in recorded if _curve(row)]
     if curves:
         curves += [""] * (len(curves) % 2)
-        pairs = [" | ".join(curves[place : place + 2]) for place in range(0, len(curves), 2)]
-        parts.append("\n".join(["| | |", "|---|---|", *(f"| {pair} |" for pair in pairs)]))
+        parts.append(table("|", [curves[place : place + 2] for place in range(0, len(curves), 2)]))
     commands = "\n".join(_command(row, ZOO.held(row)) for row in rows)
     summary = "<summary>Names, machines, commits and commands</summary>"
     parts.append(f'<details markdown="1">{summary}\n\n```shell\n{commands}\n```\n\n</details>')
@@ -92,27 +90,26 @@ def comparisons() -> str:
         if len(rows) < _LEAST:
             continue
         header = [trained(rows[0])[0], *(f"{short(x)} steps" for x in steps), *(_time(x) for x in seconds), "whole run"]
-        lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+        lines = []
         for row in rows:
             record = ZOO.held(row) or {}
             at, _, returns, _ = _curve(row) or ([], [], [], [])
             rate = words(row)[2] / record["wall_seconds"]
             found = [_at(x, at, returns) for x in (*steps, *(rate * x for x in seconds))]
             whole = f"{short(words(row)[2])} in {_time(record['wall_seconds'])}"
-            lines.append(f"| {trained(row)[1]} | {' | '.join(found)} | {whole} |")
-        tables.append("\n".join(lines))
+            lines.append([trained(row)[1], *found, whole])
+        tables.append(table(" | ".join(header), lines))
     return "\n\n".join(tables)
 
 
 def ablation(option: str) -> str:
     """Return a table of the rows that show what an option gains: those named `ablation-OPTION-...`, once recorded."""
-    header = "row | algorithm | mean | IQM (95 % interval) | worst seed | steps × seeds |"
-    lines = [f"| {header}", "|" + "---|" * header.count("|")]
+    lines = []
     for row in ZOO.rows.values():
         if row.name.startswith(f"{ABLATION}{option}-") and (record := ZOO.held(row)):
-            _, algorithm, mean, middle, worst, _, size, _ = _cells(row, record)
-            lines.append(f"| `{row.name}` | {algorithm} | {mean} | {middle} | {worst} | {size} |")
-    return "\n".join(lines)
+            _, *scores, _, size, _ = _cells(row, record)
+            lines.append([f"`{row.name}`", *scores, size])
+    return table("row | algorithm | mean | IQM (95 % interval) | worst seed | steps × seeds", lines)
 
 
 def _at(step: float, steps: Sequence[float], returns: Sequence[float]) -> str:

@@ -71,10 +71,15 @@ def batched(carry, batch=B):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), carry)
 
 
+def shapes_of(network, spec):
+    """The shapes of its parameters and of its model state."""
+    return jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+
+
 def random_params(network, spec):
     """Of the right structure, biases not zero, and nothing to compile."""
     rng = np.random.default_rng(0)
-    shapes, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    shapes, _ = shapes_of(network, spec)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), shapes)
 
 
@@ -100,7 +105,7 @@ def close(a, b, atol=1e-6):
 @pytest.mark.parametrize("shared", [False, True])
 def test_params_are_a_plain_dict_with_the_agreed_keys(shared, core):
     network = ActorCritic(SMALL, core, shared)
-    params, model_state = jax.eval_shape(lambda key: network.init(key, BOX), jax.random.key(0))
+    params, model_state = shapes_of(network, BOX)
     assert model_state == ()
     assert set(params) == ({"torso", "policy", "value"} if shared else {"policy", "value"})
 
@@ -169,7 +174,7 @@ def test_outputs_for_every_action_space(spec, network, kind, action):
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_actions_of_several_parts_have_a_head_each(continuous, state_dependent_std):
     network = ActorCritic(SMALL, continuous=continuous, state_dependent_std=state_dependent_std)
-    shapes, _ = jax.eval_shape(lambda key: network.init(key, COMPOSITE), jax.random.key(0))
+    shapes, _ = shapes_of(network, COMPOSITE)
     assert sorted(shapes["policy"]["head"]) == ["part_amount", "part_choice"]
     assert sorted(shapes["policy"]["head"]["part_choice"]) == ["part_0", "part_1", "part_2"]
     mask = {"choice": (jnp.zeros((T, B, 4), bool).at[..., 2].set(True), None, None)}
@@ -214,7 +219,7 @@ ALLOWED = jnp.ones((T, B, 4), bool)
 )
 def test_masks_that_are_not_like_the_action_are_refused(mask, said):
     network = ActorCritic(SMALL)
-    shapes, _ = jax.eval_shape(lambda key: network.init(key, COMPOSITE), jax.random.key(0))
+    shapes, _ = shapes_of(network, COMPOSITE)
     with pytest.raises(ConfigError, match=said):
         jax.eval_shape(lambda params: evaluate(network, params, inputs(COMPOSITE, mask=mask), (), COMPOSITE), shapes)
 
@@ -275,7 +280,7 @@ def test_the_compiled_program_is_the_bare_products(batch):
     """CartPole's network costs what a hand-written one does, by XLA's own count."""
     spec = EnvSpec("cartpole", spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
     network = ActorCritic(MLP((64, 64)))
-    params, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    params, _ = shapes_of(network, spec)
     observation = jax.ShapeDtypeStruct((1, batch, 4), jnp.float32)
     flags = jnp.zeros((1, batch), bool)
 

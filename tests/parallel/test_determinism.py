@@ -1,13 +1,11 @@
 """XLA's flags for programs of a GPU that compute the same in every process; here, where there is none."""
 
-import json
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import environment, python
+from helpers.strict_json import read_json
 from jax._src import xla_bridge
 
 from jaxrl.core.errors import ConfigError
@@ -83,9 +81,6 @@ def test_the_command_sets_them_before_jax_starts(tmp_path):
     words = ["train", "ppo", "--env", "probe:Truncated", "--num-envs", "2", "--rollout-length", "8"]
     words += ["--minibatches", "2", "--epochs", "1", "--network.torso", "mlp:8", "--evaluation-episodes", "2"]
     words += ["--total-steps", "16", "--deterministic", "--no-progress", "--run-dir", str(tmp_path / "run")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
-    command = [sys.executable, "-c", script, *words]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert ran.returncode == 0, ran.stderr
+    ran = python("-c", script, *words, env=environment(XLA_FLAGS="--xla_cpu_enable_fast_math=false"))
     assert f"cpu starts with --xla_cpu_enable_fast_math=false {BOTH}\n" in ran.stdout
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["logging"]["deterministic"] is True
+    assert read_json(tmp_path / "run" / "config.json")["logging"]["deterministic"] is True

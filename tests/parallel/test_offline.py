@@ -1,7 +1,6 @@
 """Learning from a dataset, alone or beside one's own experience: on any number of devices, and in a whole run."""
 
 import functools
-import json
 import tempfile
 
 import dm_env
@@ -11,6 +10,7 @@ import pytest
 from algorithms import ALGORITHMS as TINY
 from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.refused import refused
+from helpers.strict_json import read_json
 from helpers.tiers import few, one_quick
 
 import jaxrl
@@ -141,7 +141,7 @@ def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(name, tmp_path):
     algo = IMITATING[name]
     whole, _ = trained_twice(algo, ENV, tmp_path, **arguments)
     assert int(whole.state.learner.updates) > 4
-    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    config = read_json(tmp_path / "whole" / "config.json")
     assert config["dataset"]["dataset_fraction"] == 0.0
     for missing, said in (({"dataset": None}, "learns from a dataset"), ({"env": None, "eval_env": ENV}, "pass env=")):
         refused(lambda: jaxrl.train(algo, **({"env": ENV} | arguments | missing | {"topology": None})), said)  # noqa: B023
@@ -155,7 +155,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     whole, _ = trained_twice(DQN, None, tmp_path, **arguments)
     assert whole.stopped == "finished" and whole.total_steps == 40 and whole.evaluation.episodes == 4
     assert whole.metrics[-1]["evaluation/episodes"] == 4
-    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    config = read_json(tmp_path / "whole" / "config.json")
     assert config["dataset"]["dataset_fraction"] == 1.0 and full_name(config["environment"]) == ENV.name
     policy = jaxrl.load(tmp_path / "whole")
     assert policy.spec.name == ENV.name

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import python
 
 import jaxrl
 from jaxrl.cli import runs, training
@@ -168,9 +167,7 @@ def trained(run_dir, *words, variables=()):
     # No program that was compiled for other threads: each compiles its own.
     kept = {k: v for k, v in os.environ.items() if k not in threads.VARIABLES and not k.startswith("JAX_COMPILATION")}
     environment = kept | {"JAXRL_CACHE": "off"} | dict(variables)
-    words = [sys.executable, "-c", _TOLD, json.dumps([*command, *words])]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", _TOLD, json.dumps([*command, *words]), env=environment)
     told = json.loads(next(row for row in done.stdout.splitlines() if row.startswith('{"threads"')))
     rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
     learned = [{k: v for k, v in row.items() if "second" not in k and "time" not in k} for row in rows]

@@ -1,23 +1,13 @@
 """Training where JAX computes with 64 bits, `JAX_ENABLE_X64=1`: in processes of their own, and mostly traced only."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from helpers.processes import environment, python
 from helpers.registered import OWN_ALGORITHMS
-
-TESTS = Path(__file__).parents[1]
 
 
 def traced(*cases):
     """The cases of `helpers/x64.py` that a process with 64 bits traces: of those named, or all."""
-    environment = {**os.environ, "PYTHONPATH": os.fspath(TESTS), "JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, "-m", "helpers.x64", *cases]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return python("-m", "helpers.x64", *cases, env=environment(JAX_NUM_CPU_DEVICES="1")).stdout.splitlines()
 
 
 @pytest.mark.long

@@ -74,8 +74,7 @@ PICTURES = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_text_has_a_place_of_its_own(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         figure = plot_runs(PICTURES[name], resamples=20)
         check(figure)
 
@@ -88,21 +87,18 @@ def test_pictures_of_one_run_and_of_trials_have_their_texts_beside_one_another()
 def test_an_environment_has_a_panel_and_the_legend_is_shared():
     figure = plot_runs([*PICTURES["two algorithms in two environments"], run("a2c", seed=7)], resamples=20)
     assert [axes.get_title() for axes in figure.axes] == ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar"]
-    assert figure.axes[0].get_ylabel() == "evaluation return" and figure.axes[0].get_xlabel() == "steps"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["PPO (3 seeds)", "A2C (3 to 4 seeds)"]
     colors = [[line.get_color() for line in axes.get_lines()] for axes in figure.axes]
     assert colors[0] == colors[1] and len(set(colors[0])) == 2
     assert [len(axes.collections) for axes in figure.axes] == [2, 2], "each curve has a band"
-    caption = " ".join(text.get_text() for text in figure.texts)
-    assert "interquartile mean" in caption and "95 % bootstrap confidence interval" in caption
 
 
-def test_a_long_legend_names_abbreviations_and_uses_several_columns():
+def test_a_long_legend_has_abbreviations_and_what_they_mean():
     figure = plot_runs(PICTURES["a grid of twelve"], resamples=20)
     (legend,) = figure.legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert texts[0] == "lr=0.0001, rl=32 (2 seeds)" and len(set(texts)) == 12 and legend._ncols > 1
+    assert texts[0] == "lr=0.0001, rl=32 (2 seeds)" and len(set(texts)) == 12
     assert "lr=learning_rate, rl=rollout_length" in figure.texts[0].get_text()
 
 

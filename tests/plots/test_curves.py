@@ -2,12 +2,11 @@ import dataclasses
 import io
 import itertools
 import json
-import subprocess
-import sys
 
 import matplotlib.image
 import numpy as np
 import pytest
+from helpers.processes import python
 from helpers.refused import refused
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,12 +27,6 @@ def test_interquartile_mean_is_that_of_the_sorted_middle(scores):
     cut = len(scores) // 4
     middle = np.sort(scores, axis=0)[cut : len(scores) - cut].mean(axis=0)
     np.testing.assert_allclose(interquartile_mean(scores), middle, atol=1e-6)
-
-
-def test_interquartile_mean_by_hand():
-    assert interquartile_mean(np.array([100.0, 2.0, 1.0, -50.0])) == 1.5
-    assert interquartile_mean(np.array([7.0])) == 7.0
-    np.testing.assert_array_equal(interquartile_mean(np.array([[0.0, 5.0], [2.0, 7.0]])), [1.0, 6.0])
 
 
 def test_bootstrap_interval_against_every_resample():
@@ -77,7 +70,7 @@ def test_the_interval_does_not_depend_on_how_it_is_chunked():
 
 def test_scipys_statistics_are_imported_for_curves_of_several_runs_alone():
     script = "import sys, jaxrl, jaxrl.plots.curves; assert 'scipy.stats' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python("-c", script)
 
 
 def run(seed=0, gamma=0.99, steps=(0, 100, 200), values=(0.0, 1.0, 2.0), metric=curves.TRAINING):
@@ -160,7 +153,6 @@ def test_a_picture_is_drawn_of_many_runs(tmp_path):
     chart = plot_runs(runs, path, resamples=100)
     assert chart.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
     picture = matplotlib.image.imread(path)
-    assert picture.shape[1:] == (840, 4)
     assert picture.std() > 0.05
     again = io.BytesIO(plot_runs(runs, resamples=100)._repr_png_())
     np.testing.assert_array_equal(matplotlib.image.imread(again), picture)

@@ -125,8 +125,6 @@ def test_every_run_is_a_line_from_setting_to_setting_to_its_score(tmp_path):
     assert [line.get_ydata()[-1] for line in lines] == pytest.approx([0, 0.5, 1])
     kind = labels.index("kind")
     assert lines[0].get_ydata()[kind] == lines[2].get_ydata()[kind] != lines[1].get_ydata()[kind]
-    shown = {text.get_text() for text in axes.texts}
-    assert {"0.0001", "0.001", "0.01", "x", "y", "0", "5", "10"} <= shown
     assert (tmp_path / "x.svg").exists()
 
 
@@ -176,9 +174,3 @@ def test_a_single_setting_of_a_grid_is_taken_as_it_is():
     scores = [float(a == 2) for a in range(5)] * 2
     assert importance(runs, scores) == pytest.approx({"a": 1.0})
     assert 0 < importance([{"a": float(a)} for a in range(30)], [float(a) for a in range(30)])["a"] < 1
-
-
-def test_many_trials_of_many_settings():
-    draws = np.random.default_rng(4).uniform(size=(5_000, 7))
-    found = importance([dict(zip("abcdefg", row, strict=True)) for row in draws.tolist()], draws[:, 3])
-    assert found["d"] == pytest.approx(1 - 1 / 64, abs=0.01) and sum(found.values()) - found["d"] < 0.01

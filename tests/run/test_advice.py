@@ -22,8 +22,7 @@ RUN = {"total_steps": 12 * ROWS, "evaluate_every": ROWS, "evaluation_episodes": 
 def trained(v_min, v_max):
     """A short run of C51, and the warnings of it that speak of the support."""
     network = QNetwork(torso=MLP((16,)), head=CategoricalValues(11))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         result = train(algo=DQN.replace(v_min=v_min, v_max=v_max, network=network), **RUN)
     return result, [str(w.message) for w in caught if "support" in str(w.message)]
 
@@ -234,8 +233,7 @@ def test_a_run_ends_with_the_returns_of_greedy_actions_and_of_training(capsys, t
 def test_training_warns_once_at_its_end(rate, learns):
     algo = PPO.replace(learning_rate=rate, rollout_length=16, epochs=1)
     settings = {"total_steps": 60 * 16 * 64, "topology": jaxrl.Anakin(64), "evaluate_every": 0}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         train(algo=algo, env="gymnax:CartPole-v1", evaluation_episodes=4, **settings)
     said = [str(w.message) for w in caught if "did not learn" in str(w.message)]
     assert len(said) == (not learns)

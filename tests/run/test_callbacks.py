@@ -1,7 +1,6 @@
 """Callbacks: they see a run, stop it, change its environment, and are part of what is resumed."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.refused import refused
+from helpers.strict_json import read_json
 from helpers.tiers import few
 
 import jaxrl
@@ -97,7 +97,7 @@ def test_a_callback_stops_the_run(tmp_path):
     path = tmp_path / "run"
     result = train(path, callbacks=[FunctionCallback(enough)])
     assert (result.stopped, result.total_steps) == ("enough", 4 * ROWS)
-    assert json.loads((path / "result.json").read_text())["stopped"] == "enough"
+    assert read_json(path / "result.json")["stopped"] == "enough"
     again = train(path, callbacks=[FunctionCallback(enough)])
     assert (again.stopped, again.total_steps) == ("enough", 4 * ROWS), "started again, it does not train on"
     assert train(path).stopped == "finished", "without the callback it does"

@@ -3,8 +3,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import typing
@@ -17,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import struct
 from helpers.hostile import checksummed
+from helpers.processes import python
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -309,8 +308,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(saved):
         intact = path.read_bytes()
         for position in rng.integers(len(intact), size=3):
             flip_bit(path, int(position))
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 state, step, _ = restore(saved, make_state())
             noticed += step == 20
             assert (step == 20) == any("damaged checkpoint" in str(w.message) for w in caught)
@@ -480,10 +478,8 @@ def test_a_save_killed_at_any_moment_leaves_only_whole_steps(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     before = 0
     for seed in range(2):
-        child = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(seed)], env=environment)
-        assert child.returncode == -9
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        python("-c", KILLED, tmp_path, seed, env=environment, code=-9)
+        with warnings.catch_warnings(action="error"):
             with Checkpointer(tmp_path, config={}) as checkpointer:
                 state, step, _ = checkpointer.restore(template)
         assert step == state["step"] > before

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 import zlib
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from helpers.patience import PATIENCE
+from helpers.processes import environment, python
 
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run import compile_cache
@@ -43,12 +41,9 @@ print(json.dumps(events | {"stopped": result.stopped, "steps": result.total_step
 
 
 def run(folder, run_dir, how="whole", **more):
-    variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
-    variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)} | more
-    variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1.0"}
-    words = [sys.executable, "-c", COMMAND, str(run_dir), how]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
+    more |= {"JAXRL_CACHE": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1.0"}
+    variables = environment("JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", **more)
+    done = python("-c", COMMAND, run_dir, how, env=variables)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 

@@ -1,9 +1,8 @@
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from helpers.processes import python
 
 import jaxrl
 from jaxrl.core import files
@@ -105,14 +104,12 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
     script = (
         "import sys\nfrom jaxrl.run.directory import run_directory as d; d.RunDirectory(sys.argv[1], {'algorithm': {}})"
     )
-    command = [sys.executable, "-c", script, str(tmp_path)]
     with RunDirectory(tmp_path, {"algorithm": {}}):
-        refused = subprocess.run(command, capture_output=True, text=True)
+        refused = python("-c", script, tmp_path, code=1)
         with pytest.raises(RunDirectoryError, match="in use"):
             RunDirectory(tmp_path, {"algorithm": {}})
-    assert refused.returncode == 1
     assert f"is in use by process {os.getpid()} on " in refused.stderr
-    assert subprocess.run(command).returncode == 0
+    python("-c", script, tmp_path)
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path, monkeypatch):

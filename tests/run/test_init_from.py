@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import networks
@@ -152,7 +153,7 @@ def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
     shutil.copytree(original, copy)
     whole = train(STEADY, HEAVY, total_steps=4 * ROWS, init_from=copy)
     train(STEADY, HEAVY, init_from=copy, run_dir=path)
-    named = json.loads((path / "config.json").read_text())["parent"]
+    named = read_json(path / "config.json")["parent"]
     assert named["run"] == str(copy) and named["step"] == 2 * ROWS and named["algorithm"] == "PPO"
     assert "network" in named["taken"] and named["fresh"] == []
     shutil.rmtree(copy)  # it has what it needs
@@ -168,7 +169,7 @@ def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
 def test_a_parent_that_jaxrl_did_not_write_is_another_configuration(parent, tmp_path, change):
     _, original = parent
     path = shutil.copytree(original, tmp_path / "child")
-    config = json.loads((path / "config.json").read_text())
+    config = read_json(path / "config.json")
     named = {"run": str(original), "step": 2 * ROWS, "taken": ["network"], "fresh": []}
     (path / "config.json").write_text(json.dumps(config | {"parent": named}))
     assert recorded_parent(path, original) == named

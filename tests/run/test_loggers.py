@@ -226,8 +226,7 @@ def test_a_failing_logger_warns_once_and_gets_its_rows_when_it_works_again(tmp_p
     loggers = Loggers([broken, jsonl])
     with pytest.warns(RuntimeWarning, match="Broken .*ConnectionError"):
         loggers.write(1, {"a": 1.0})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for step in range(2, 40):
             loggers.write(step, {"a": 1.0})
         assert broken.attempts <= 6, "it is tried less and less often"

@@ -1,12 +1,11 @@
 """Where no evaluation finishes an episode: null in every file, NaN in results, and nothing is done twice for it."""
 
 import csv
-import json
 import math
 
 import pytest
 from helpers.programs import ENV, PPO, ROWS, anakin
-from helpers.strict_json import check_folder
+from helpers.strict_json import check_folder, read_json
 
 import jaxrl
 from jaxrl.cli import run_summary
@@ -48,7 +47,7 @@ def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     path = whole.run_dir
     found = list(follow(path, episodes=2, out=path / "evaluations.jsonl"))
     assert found and {"config.json", "metrics.jsonl", "result.json", "manifest.json"} <= check_folder(path)
-    assert json.loads((path / "result.json").read_text())["evaluation"]["return_mean"] is None
+    assert read_json(path / "result.json")["evaluation"]["return_mean"] is None
     record = read_result(path)
     assert math.isnan(record["evaluation"]["return_mean"]) and record["evaluation"]["unfinished"] == 2
     last = run_summary.report(record | {"explored": True}, "PPO", "e", path)[-1]

@@ -1,4 +1,4 @@
-"""Presets hold the numbers of their sources, written down here once more, from the sources."""
+"""Presets hold the numbers of their sources, and their networks have the sizes that are described there."""
 
 import json
 import math
@@ -84,6 +84,16 @@ def test_impala(name, numbers):
     assert algo.value_learning_rate is None and algo.network.shared
 
 
+def parameters(name, spec):
+    """Return the number of parameters of a preset's network in an environment."""
+    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
+    return sizes(shapes)
+
+
+def sizes(shapes):
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
 def conv(inputs, outputs, kernel):
     return inputs * outputs * kernel**2 + outputs
 
@@ -96,31 +106,28 @@ def dense(inputs, outputs):
 DEEP = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 16), (16, 32), (32, 32))) + dense(11 * 11 * 32, 256)
 SHALLOW = conv(4, 16, 8) + conv(16, 32, 4) + dense(9 * 9 * 32, 256)
 ACTIONS = 6
+PONG = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
 LSTM = 4 * dense(256 + ACTIONS + 1 + 256, 256)  # of the features, the previous action and reward, and its own output
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
+    ("name", "expected"),
     [
         ("torchbeast", DEEP + dense(256 + 1, ACTIONS) + dense(256 + 1, 1)),  # the previous reward, no LSTM
         ("impala-paper", DEEP + LSTM + dense(256, ACTIONS) + dense(256, 1)),
         ("impala-paper-shallow", SHALLOW + LSTM + dense(256, ACTIONS) + dense(256, 1)),
     ],
 )
-def test_networks_of_impala(name, parameters):
-    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
+def test_networks_of_impala(name, expected):
+    assert parameters(name, PONG) == expected
 
 
 def test_the_network_of_beyond_the_rainbow():
     """Widened twice, pooled to 6 x 6, no dense layer before the quantiles, and noisy streams of 512."""
-    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS["btr"].algorithm.network.init(key, spec), jax.random.key(0))
     torso = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 32), (32, 64), (64, 64)))
     pixels = 6 * 6 * 64
     streams = 2 * sum(dense(pixels, 512) + dense(512, outputs) for outputs in (ACTIONS, 1))  # mean and scale
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == torso + dense(64, pixels) + streams
+    assert parameters("btr", PONG) == torso + dense(64, pixels) + streams
 
 
 @pytest.mark.long
@@ -192,8 +199,7 @@ def test_pqn_with_a_memory_on_craftax():
 @pytest.mark.parametrize("name", CRAFTAX)
 def test_networks_on_craftax(name):
     spec = EnvSpec("craftax", spaces.Box(0.0, np.inf, (8268,)), spaces.Discrete(43))
-    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
-    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == CRAFTAX[name]
+    assert parameters(name, spec) == CRAFTAX[name]
 
 
 def test_the_network_of_recurrent_batchppo():
@@ -207,7 +213,7 @@ def test_the_network_of_recurrent_batchppo():
     shapes, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     gru = dense(200, 300) + 100 * 300 + 100  # the recurrent product has a bias in the candidate alone
     for head, outputs in (("policy", dense(100, 6) + 6), ("value", dense(100, 1))):
-        assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes[head])) == dense(17, 200) + gru + outputs
+        assert sizes(shapes[head]) == dense(17, 200) + gru + outputs
 
 
 @pytest.mark.long
@@ -231,130 +237,6 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 
-# github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
-# github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
-# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py;
-# github.com/cvoelcker/reppo, config; github.com/Holiday-Robot/FlashSAC at 87edc90, configs/agent;
-# github.com/danielpalenicek/xqc, conf/agent; github.com/DAVIAN-Robotics/SimbaV2, configs/agent;
-# github.com/SamsungLabs/tqc_pytorch, main.py; github.com/watchernyu/REDQ. Periods and starts in environment steps,
-# as there.
-TUNED = {
-    "cleanrl-ppo-continuous": (1_000_000, 1, (3e-4, 0.0), {"steps": 2048, "batches": 32, "epochs": 10, "entropy": 0.0}),
-    "cleanrl-ppo-atari": (10_000_000, 8, (2.5e-4, 0.0), {"steps": 128, "batches": 4, "epochs": 4, "clip": (0.1, 0.1)}),
-    "cleanrl-pqn": (500_000, 4, (2.5e-4, 0.0), {"steps": 128, "batches": 4, "epochs": 4, "lambda": 0.65}),
-    "cleanrl-dqn": (500_000, 1, (2.5e-4, 2.5e-4), {"target": 500, "starts": 10_000, "explores": (0.05, 0.5)}),
-    "cleanrl-c51": (500_000, 1, (2.5e-4, 2.5e-4), {"target": 500, "starts": 10_000, "support": (-100.0, 100.0, 101)}),
-    "cleanrl-sac": (1_000_000, 1, (1e-3, 1e-3), {"policy": 3e-4, "starts": 5_000, "batch": 256, "widths": (256, 256)}),
-    "cleanrl-td3": (1_000_000, 1, (3e-4, 3e-4), {"policy": 3e-4, "starts": 25_000, "batch": 256, "ratio": 1.0}),
-    "purejaxrl-brax": (50_000_000, 2048, (3e-4, 3e-4), {"steps": 10, "batches": 32, "epochs": 4, "entropy": 0.0}),
-    "purejaxql-minatar": (10_000_000, 128, (5e-4, 0.0), {"steps": 32, "batches": 32, "epochs": 2, "lambda": 0.65}),
-    "zoo-ppo-cartpole": (100_000, 8, (1e-3, 0.0), {"steps": 32, "batches": 1, "epochs": 20, "clip": (0.2, 0.0)}),
-    "zoo-ppo-pendulum": (100_000, 4, (1e-3, 1e-3), {"steps": 1024, "batches": 64, "epochs": 10, "gamma": 0.9}),
-    "zoo-ppo-mountaincar": (1_000_000, 16, (3e-4, 3e-4), {"steps": 16, "batches": 4, "epochs": 4, "entropy": 0.0}),
-    "zoo-ppo-acrobot": (1_000_000, 16, (3e-4, 3e-4), {"steps": 256, "batches": 64, "epochs": 4, "entropy": 0.0}),
-    "zoo-ppo-lunarlander": (
-        1_000_000,
-        16,
-        (3e-4, 3e-4),
-        {"steps": 1024, "batches": 256, "gamma": 0.999, "entropy": 0.01},
-    ),
-    "zoo-dqn-cartpole": (50_000, 1, (2.3e-3, 2.3e-3), {"ratio": 0.5, "explores": (0.04, 0.16), "capacity": 100_000}),
-    "zoo-dqn-mountaincar": (120_000, 1, (4e-3, 4e-3), {"target": 600, "ratio": 0.5, "explores": (0.07, 0.2)}),
-    "zoo-dqn-acrobot": (100_000, 1, (6.3e-4, 6.3e-4), {"target": 250, "ratio": 1.0, "explores": (0.1, 0.12)}),
-    "zoo-sac-pendulum": (20_000, 1, (1e-3, 1e-3), {"policy": 1e-3, "starts": 100, "batch": 256, "capacity": 1_000_000}),
-    "crossq": (1_000_000, 1, (1e-3, 1e-3), {"starts": 5_000, "batch": 256, "ratio": 1.0, "widths": (256, 256)}),
-    "btr": (
-        50_000_000,
-        64,
-        (1e-4, 1e-4),
-        {"batch": 256, "ratio": 1 / 64, "target": 32_000, "starts": 200_000, "capacity": 2**20, "gamma": 0.997},
-    ),
-    "flashsac": (
-        1_000_000,
-        1,
-        (3e-4, 1.5e-4),
-        {"starts": 10_000, "batch": 512, "ratio": 1.0, "delay": 2, "ends": (-5.0, 5.0, 101), "entropy target": -0.478}
-        | {"tau": 0.01, "temperature": 0.01, "trunks": (128, 256), "largest return": 5.0, "hold": 16},
-    ),
-    "xqc": (
-        1_000_000,
-        1,
-        (3e-4, 3e-5),
-        {"starts": 5_000, "batch": 256, "ratio": 2.0, "delay": 3, "ends": (-5.0, 5.0, 101), "entropy target": -0.5},
-    ),
-    "simbav2": (
-        1_000_000,
-        1,
-        (1e-4, 5e-5),
-        {"batch": 256, "ratio": 2.0, "ends": (-5.0, 5.0, 101), "trunks": (128, 512), "tau": 0.005, "temperature": 0.01},
-    ),
-    "simba": (1_000_000, 1, (1e-4, 1e-4), {"decay": 0.01, "ratio": 2.0, "trunks": (128, 512), "entropy target": -0.5}),
-    "tqc": (1_000_000, 1, (3e-4, 3e-4), {"critics": 5, "quantiles": (25, 2), "batch": 256, "tau": 0.005}),
-    "redq": (1_000_000, 1, (3e-4, 3e-4), {"critics": 10, "ratio": 20.0, "delay": 20, "starts": 5_000}),
-    "droq": (1_000_000, 1, (3e-4, 3e-4), {"critics": 2, "ratio": 20.0, "delay": 20, "dropout": 1e-4}),
-    "reppo": (
-        50_000_000,
-        1024,
-        (3e-4, 3e-4),
-        {"steps": 32, "batches": 16, "epochs": 8, "lambda": 0.95, "ends": (0.0, 150.0, 151), "widths": (512, 512)},
-    ),
-    "rlpyt-dqn": (50_000_000, 16, (1e-4, 1e-4), {"ratio": 1 / 16, "starts": 50_000, "explores": (0.01, 0.02)}),
-    "rlpyt-categorical-dqn": (50_000_000, 16, (2.5e-4, 2.5e-4), {"batch": 128, "support": (-10.0, 10.0, 51)}),
-    "rlpyt-prioritized-dueling-double": (50_000_000, 16, (1e-4, 1e-4), {"capacity": 1_000_000, "batch": 128}),
-    "rlpyt-rainbow-minus-noisy": (50_000_000, 16, (6.25e-5, 6.25e-5), {"support": (-10.0, 10.0, 51), "ratio": 1 / 16}),
-    "rlpyt-a2c": (50_000_000, 32, (3e-4, 3e-4), {"steps": 5, "entropy": 0.01}),
-    "rlpyt-a2c-lstm": (50_000_000, 32, (3e-4, 3e-4), {"steps": 20, "entropy": 0.01}),
-    "zoo-td3-pendulum": (
-        20_000,
-        1,
-        (1e-3, 1e-3),
-        {"policy": 1e-3, "starts": 10_000, "gamma": 0.98, "widths": (400, 300)},
-    ),
-}
-READ = {
-    "steps": lambda algo: algo.rollout_length,
-    "batches": lambda algo: algo.minibatches,
-    "epochs": lambda algo: algo.epochs,
-    "entropy": lambda algo: algo.entropy_cost,
-    "clip": lambda algo: tuple(float(resolve_schedules(algo, jnp.float32(at)).clip) for at in (0, 1)),
-    "gamma": lambda algo: algo.gamma,
-    "lambda": lambda algo: algo.return_lambda,
-    "target": lambda algo: algo.target_period / algo.replay_ratio,
-    "starts": lambda algo: algo.min_size,
-    "explores": lambda algo: (algo.epsilon.end, algo.epsilon.until),
-    "support": lambda algo: (algo.v_min, algo.v_max, algo.network.head.atoms),
-    "ends": lambda algo: (algo.v_min, algo.v_max, algo.critic.head.atoms),
-    "policy": lambda algo: algo.policy_learning_rate,
-    "batch": lambda algo: algo.batch_size,
-    "ratio": lambda algo: algo.replay_ratio,
-    "capacity": lambda algo: algo.capacity,
-    "widths": lambda algo: algo.policy.widths,
-    "tau": lambda algo: algo.tau,
-    "temperature": lambda algo: algo.temperature,
-    "entropy target": lambda algo: round(algo.target_entropy, 3),
-    "delay": lambda algo: algo.policy_delay,
-    "trunks": lambda algo: (algo.policy.torso.width, algo.critic.trunk.width),
-    "largest return": lambda algo: algo.largest_return,
-    "hold": lambda algo: algo.noise_hold,
-    "decay": lambda algo: algo.optimizer.weight_decay,
-    "critics": lambda algo: algo.critic.ensemble,
-    "quantiles": lambda algo: (algo.critic.head.quantiles, algo.dropped_quantiles),
-    "dropout": lambda algo: algo.critic.dropout,
-}
-
-
-@pytest.mark.parametrize("name", TUNED)
-def test_settings_of_other_libraries(name):
-    total_steps, num_envs, rates, others = TUNED[name]
-    found = PRESETS[name]
-    algo = found.algorithm
-    assert (found.total_steps, found.topology["num_envs"]) == (total_steps, num_envs)
-    ends = (float(resolve_schedules(algo, jnp.float32(at)).learning_rate) for at in (0, 1))
-    assert tuple(ends) == pytest.approx(rates)
-    for what, value in others.items():
-        assert READ[what](algo) == pytest.approx(value), what
-
-
 def test_rainbow_explores_by_epsilon_beside_its_noise():
     rainbow = PRESETS["rainbow"]
     assert rainbow.algorithm.network.head.noisy
@@ -364,6 +246,13 @@ def test_rainbow_explores_by_epsilon_beside_its_noise():
         assert float(found) == pytest.approx(epsilon, rel=1e-4)
 
 
+# `presets.json`, which never changes, has the numbers of these, as it has those above:
+# github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
+# github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
+# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py;
+# github.com/cvoelcker/reppo, config; github.com/Holiday-Robot/FlashSAC at 87edc90, configs/agent;
+# github.com/danielpalenicek/xqc, conf/agent; github.com/DAVIAN-Robotics/SimbaV2, configs/agent;
+# github.com/SamsungLabs/tqc_pytorch, main.py; github.com/watchernyu/REDQ.
 def test_no_default_moves_a_preset():
     """If a default changed, write the field into the preset. A field that is new has its default in all of them."""
     golden = json.loads((FOLDER / "presets.json").read_text())

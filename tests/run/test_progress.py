@@ -34,13 +34,13 @@ def test_lines_now_and_then_where_there_is_no_terminal():
     ]
 
 
-def test_the_evaluation_return_is_shown_where_there_is_no_other():
-    progress, out, clock = plain()
+def test_the_evaluation_return_is_shown_where_there_is_no_other_and_units_are_named():
+    progress, out, clock = plain(unit="episodes")
     progress.start(7200 * 4)
     clock.now += 4.0
     progress.update(4, {"evaluation/return_mean": 1.5})
     progress.close()
-    assert out.getvalue() == "4 / 28,800 steps  1 steps/s  return 1.5  7:59:56 left\n"
+    assert out.getvalue() == "4 / 28,800 episodes  1 episodes/s  return 1.5  7:59:56 left\n"
 
 
 def test_a_line_that_says_nothing_new_is_not_printed():
@@ -56,15 +56,6 @@ def test_a_line_that_says_nothing_new_is_not_printed():
         progress.update(step, metrics)
     progress.close()
     assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["100 / 300 steps", "200 / 300 steps"]
-
-
-def test_another_unit():
-    progress, out, clock = plain(unit="episodes")
-    progress.start(8)
-    clock.now += 2.0
-    progress.update(4)
-    progress.close()
-    assert out.getvalue() == "4 / 8 episodes  2 episodes/s  00:02 left\n"
 
 
 def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():

@@ -1,17 +1,14 @@
 """What is recorded is what was lived, and nothing is lived otherwise for it; parts, kills and refusals."""
 
 import functools
-import os
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from helpers import programs
+from helpers.processes import environment, python
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
 
@@ -350,21 +347,19 @@ def test_killed_while_it_records(whole, tmp_path):
     """By `kill -9` at a moment by chance of what happens to the recording's files; what is there is whole, then all."""
     _, folder = whole
     everything = by_environment(episodes(folder / "recording"))
-    tests = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
-    for life, moment in enumerate(np.random.default_rng(3).integers(1, 12, 3).tolist()):
+    for moment in np.random.default_rng(3).integers(1, 12, 3).tolist():
         script = (
             "import conftest, os, signal, sys\n"
+            "from pathlib import Path\n"
             "from run import test_recorder as t\n"
             "from helpers.kills import Moments\n"
-            f"folder = t.Path({str(tmp_path)!r})\n"
+            f"folder = Path({str(tmp_path)!r})\n"
             f"die = lambda count: count == {moment} and os.kill(os.getpid(), signal.SIGKILL)\n"
             "watch = Moments(folder / 'recording', die)\n"
             "t.run_loop._CHUNK_SECONDS = 1e6\n"
             "t.train(folder / 'recording', run_dir=folder / 'run', keep=10)\n"
         )
-        dead = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-        assert dead.returncode == -9, (life, dead.stdout, dead.stderr)
+        python("-c", script, env=environment(), code=-9)
         for episode in episodes(tmp_path / "recording"):  # reading checks each
             assert any(
                 np.array_equal(episode.observation, e.observation) for e in everything[episode.metadata["env_index"]]

@@ -14,7 +14,7 @@ import pytest
 from helpers import programs
 from helpers.kills import StopAtTheFifth
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, assert_equal
-from helpers.strict_json import check_folder
+from helpers.strict_json import check_folder, read_json
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -172,9 +172,9 @@ def test_metrics_that_cannot_be_read_cost_the_picture_alone(trained, tmp_path, m
             raise PermissionError(13, "Permission denied", str(path))
         return open_to_read(path)
 
-    with RunDirectory(tmp_path, json.loads((trained.run_dir / "config.json").read_text())) as directory:
+    with RunDirectory(tmp_path, read_json(trained.run_dir / "config.json")) as directory:
         directory.metrics_jsonl.write_text('{"step": 64}\n')
         monkeypatch.setattr(loggers.files, "open_to_read", unreadable)
         with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl cannot be read"):
             write_result(trained, directory)
-    assert json.loads(directory.result.read_text())["total_steps"] == ROWS
+    assert read_json(directory.result)["total_steps"] == ROWS

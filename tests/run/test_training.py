@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, Interrupt, anakin, assert_equal
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import envs
@@ -98,7 +99,7 @@ def test_result(finished):
 
 def test_run_directory(finished):
     result, _ = finished
-    record = json.loads((result.run_dir / "result.json").read_text())
+    record = read_json(result.run_dir / "result.json")
     names = {"evaluation", "stopped", "problem", "total_steps", "steps_per_second", "wall_seconds", "seconds"}
     names |= {"explored", "training_return"}
     assert set(record) == names | {"session_steps", "run_steps_per_second", "total_seconds", "start", "origin"}
@@ -117,7 +118,7 @@ def test_run_directory(finished):
     assert (result.run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     steps = sorted(int(path.name) for path in (result.run_dir / "checkpoints").iterdir())
     assert steps[-3:] == [8 * ROWS, 10 * ROWS, 12 * ROWS] and len(steps) <= 4  # the newest three, and the best
-    config = json.loads((result.run_dir / "config.json").read_text())
+    config = read_json(result.run_dir / "config.json")
     assert config["topology"]["shards"] == 4 and config["seed"] == 0 and config["total_steps"] == TOTAL
 
 
@@ -225,7 +226,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished, half, tmp_path):
     whole, _ = finished
     copy, interrupted = half
     assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation is not None
-    record = json.loads((copy(tmp_path / "run") / "result.json").read_text())
+    record = read_json(copy(tmp_path / "run") / "result.json")
     assert record["stopped"] == "interrupted" and record["total_steps"] == interrupted.total_steps
     resumed = train(tmp_path / "run")
     assert resumed.stopped == "finished"
@@ -263,7 +264,7 @@ def test_a_finished_run_only_evaluates(finished, tmp_path):
         assert_equal(result.state, again.state)
         np.testing.assert_array_equal(result.evaluation.returns, again.evaluation.returns)
         assert (run_dir / "metrics.jsonl").read_text() == before
-        assert json.loads((run_dir / "result.json").read_text())["evaluation"]["episodes"] == 8
+        assert read_json(run_dir / "result.json")["evaluation"]["episodes"] == 8
 
 
 def test_more_total_steps_go_on(finished, tmp_path):
@@ -293,7 +294,7 @@ def test_fewer_devices_go_on(finished, tmp_path, half):
 def test_target_return_ends_the_run(tmp_path):
     result = train(tmp_path / "run", target_return=1.0)
     assert result.stopped == "target_return" and result.total_steps == 4 * ROWS
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "target_return"
+    assert read_json(tmp_path / "run" / "result.json")["stopped"] == "target_return"
     again = train(tmp_path / "run", target_return=1.0)
     assert again.stopped == "target_return" and again.total_steps == 4 * ROWS
     np.testing.assert_array_equal(again.evaluation.returns, result.evaluation.returns)
@@ -309,8 +310,7 @@ def test_a_failing_logger_warns_once_and_training_goes_on(finished):
             raise OSError("the disk of the logger is full")
 
     fine = Rows()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         result = train(loggers=[Broken(), fine])
     told = [str(w.message) for w in caught if "Broken failed" in str(w.message)]
     assert len(told) == 1 and "disk of the logger is full" in told[0]
@@ -329,8 +329,7 @@ def test_training_in_another_thread(finished):
 
 def test_quiet():
     """A run warns of nothing where nothing is wrong, also when no episode ends for a while."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         warnings.filterwarnings("ignore", message=".*optax.global_norm.*")
         result = train(env=jaxrl.make("gymnax:CartPole-v1"), total_steps=ROWS, evaluation_episodes=2)
     assert "train/episodes" in result.metrics[0]
@@ -341,8 +340,7 @@ def test_quiet():
 def test_a_run_that_ends_before_its_first_update_says_so():
     with pytest.warns(RuntimeWarning, match=f"total_steps={ROWS} is too small.*min_size"):
         train(algo=DQN, total_steps=ROWS, evaluate_every=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         train(algo=DQN, total_steps=16 * NUM_ENVS, evaluate_every=0)
 
 
@@ -352,8 +350,8 @@ def test_a_run_that_ends_before_its_first_update_says_so():
 )
 def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settings, empty):
     algo = jaxrl.DQN(batch_size=128, replay_ratio=0.1, **settings)
-    with warnings.catch_warnings(record=True) as caught, pytest.raises(JaxrlError):  # nothing to begin with
-        warnings.simplefilter("always")
+    # There is nothing to begin with.
+    with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(JaxrlError):
         jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=5_000, topology=anakin(), init_from=tmp_path)
     assert [
         re.search("[0-9]+%", str(one.message))[0] for one in caught if "samples are missing" in str(one.message)
@@ -426,7 +424,7 @@ def test_a_run_that_goes_on_with_other_programs_says_so(tmp_path):
     train(total_steps=2 * ROWS, **settings)
     with pytest.warns(RuntimeWarning, match=rf"=True from step {2 * ROWS} "):
         train(total_steps=3 * ROWS, deterministic=True, **settings)
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["logging"]["deterministic"] is True
+    assert read_json(tmp_path / "run" / "config.json")["logging"]["deterministic"] is True
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="deterministic")
         train(total_steps=4 * ROWS, deterministic=True, **settings)
@@ -552,6 +550,6 @@ def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)
     result = jaxrl.train(algo, "gymnax:CartPole-v1", **settings)
     assert "network: ActorCritic, layers policy 64, 64, 2; value" in "".join(capfd.readouterr())
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config = read_json(tmp_path / "run" / "config.json")
     assert config["algorithm"]["network"]["torso"]["type"] == "torso:mlp"
     assert result.algo == algo.resolve(result.spec, 2) == load_run(tmp_path / "run").algo

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import clusters
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.cli import main, sweep
@@ -42,7 +43,7 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     run_dir = found.run_dirs[0][0]
     assert run_dir == tmp_path / "learning_rate=0.01" / "seed=5"
     assert isinstance(jaxrl.load(run_dir), jaxrl.Policy)
-    assert json.loads((tmp_path / "sweep.json").read_text())["best"]["run"] == "learning_rate=0.01/seed=5"
+    assert read_json(tmp_path / "sweep.json")["best"]["run"] == "learning_rate=0.01/seed=5"
     assert_equal(jaxrl.load(tmp_path).actor, jaxrl.load(run_dir).actor)
     assert {"curves.csv", "table.csv", "table.md", "curves.png"} <= {file.name for file in tmp_path.iterdir()}
     found.save(tmp_path / "elsewhere")
@@ -84,7 +85,7 @@ def test_experiments_have_the_processors_and_accelerators_that_they_ask_for(clus
     def told(name, count, together, **resources):
         monkeypatch.setattr(launcher, "_experiment", looking_around(tmp_path / name, together))
         launch(PLAIN, ENV, run_dir=tmp_path / name / "runs", seeds=count, **SETTINGS, **resources)
-        return [json.loads((tmp_path / name / f"{number}.json").read_text()) for number in range(count)]
+        return [read_json(tmp_path / name / f"{number}.json") for number in range(count)]
 
     for run in told("apart", 2, False, cpus_per_run=2.0):
         assert run["given"] == {"CPU": 2.0} and not run["gpu"] and not run["others"]
@@ -221,7 +222,7 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
 def test_what_has_ended_is_not_run_again(ended, monkeypatch):
     monkeypatch.setattr(launcher, "connect", _refuse)
     assert not _again(ended).failed.any()
-    assert json.loads((ended / "sweep.json").read_text())["best"] is None, "it has no evaluation"
+    assert read_json(ended / "sweep.json")["best"] is None, "it has no evaluation"
     assert not _again(ended, total_steps=ROWS).failed.any(), "it went further than that"
 
 

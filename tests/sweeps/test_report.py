@@ -11,6 +11,7 @@ import pytest
 from helpers.programs import ENV, PPO
 from helpers.refused import refused
 from helpers.results import made
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.cli import main
@@ -227,7 +228,7 @@ def test_nothing_of_a_file_is_more_than_text_in_a_report(tmp_path):
     paths = [run(tmp_path / f"{name}{n}", 0.1 * n, n, float(n), HOSTILE, origin=origin) for n in range(5)]
     for n, path in enumerate(paths):  # names and values of settings
         algorithm = {"type": HOSTILE, HOSTILE: f"{HOSTILE}{n}", "learning_rate": 0.1 * n}
-        whole = json.loads((path / "config.json").read_text()) | {"algorithm": algorithm}
+        whole = read_json(path / "config.json") | {"algorithm": algorithm}
         (path / "config.json").write_text(json.dumps(whole))
         with (path / "result.json").open("r+") as file:
             record = json.loads(file.read()) | {"stopped": HOSTILE}
@@ -270,7 +271,7 @@ def test_a_run_without_metrics_has_a_report(tmp_path):
 
 def test_a_run_counts_once_and_what_looks_like_it_counts_too(tmp_path, monkeypatch):
     path = sweep(tmp_path / "s")
-    record = json.loads((path / "sweep.json").read_text())
+    record = read_json(path / "sweep.json")
     inside = [run(path / "a" / f"seed={seed}", RATES[0], seed) for seed in SEEDS]  # as of a sweep on Ray
     record |= {"best": {"configuration": 2, "seed": 4, "run": "best"}, "runs": [["a/seed=0", "a/seed=4"]]}
     (path / "sweep.json").write_text(json.dumps(record))
@@ -332,7 +333,7 @@ def test_the_best_run_of_a_sweep_is_one_of_its_runs(tmp_path):
 
 def test_steps_that_no_float_holds_are_passed_over(tmp_path):
     path = search(tmp_path / "t")
-    whole = json.loads((path / "config.json").read_text())
+    whole = read_json(path / "config.json")
     whole["tune"]["total_steps"] = 10**400
     (path / "config.json").write_text(json.dumps(whole))
     assert read_records(path)[0].steps == 2, "the number of evaluations"

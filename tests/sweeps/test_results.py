@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 from helpers.results import made
+from helpers.strict_json import read_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,7 +122,7 @@ def test_a_result_is_saved_where_one_says(swept, tmp_path):
 def test_a_sweep_in_which_all_fail_leaves_its_table_and_no_policy(tmp_path):
     assert made([[np.nan, np.nan], [1.0, 1.0]]).best == {"clip": 0.2}, "the other one has no score"
     made([[np.nan, np.nan]]).save(tmp_path)
-    record = json.loads((tmp_path / "sweep.json").read_text())
+    record = read_json(tmp_path / "sweep.json")
     assert record["best"] is None and set(record["origin"]) == {"command", "machine", "versions"}
     assert "nan" in (tmp_path / "table.md").read_text() and (tmp_path / "curves.png").exists()
     with pytest.raises(RunDirectoryError, match="none of its runs has a score"):
@@ -136,7 +137,7 @@ def test_a_sweep_that_had_ended_keeps_the_record_of_its_training(tmp_path):
     none = {"steps_per_second": 0.0, "wall_seconds": 2.0, "origin": {"command": "again"}, "learners": [()]}
     for score, trained, kept in ((1.0, False, True), (1.5, False, True), (1.0, True, False)):
         found = leave(made([[score]], **none), tmp_path, trained=trained)
-        record = json.loads((tmp_path / "sweep.json").read_text())
+        record = read_json(tmp_path / "sweep.json")
         assert record["scores"] == [[score]]
         for name in ("steps_per_second", "wall_seconds", "origin"):
             assert record[name] == getattr(found, name) == (getattr(first, name) if kept else none[name])

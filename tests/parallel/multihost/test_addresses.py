@@ -1,7 +1,6 @@
 """At which addresses processes meet; a second address of the loopback stands for a network."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.processes import environment, free_port
 
 from jaxrl.cli import multihost
 from jaxrl.core.errors import ConfigError
@@ -30,21 +30,18 @@ time.sleep(600)
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs all of 127.0.0.0/8")
 def test_collectives_use_the_address_and_sigterm_ends_a_process_that_does_not_train(port):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[3])}
     with contextlib.ExitStack() as stack:
         processes = []
         for index in range(2):
             words = [sys.executable, "-c", TWO, str(port), str(index)]
-            process = stack.enter_context(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
+            process = stack.enter_context(subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True))
             stack.callback(process.kill)
             processes.append(process)
         end = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])

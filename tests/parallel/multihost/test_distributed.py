@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.populations import population
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
+from helpers.strict_json import read_json
 from helpers.tiers import few
 from helpers.two_processes import HEARTBEAT, both, together
 
@@ -66,7 +67,7 @@ def test_the_first_process_alone_writes_each_file_once(runs):
     assert set().union(*one.values()) - names == set().union(*last.values()) - names
     assert len(rows) == len({(row["step"], "evaluation/return_mean" in row) for row in rows})
     assert len(list((folder / "unbroken" / "tensorboard").iterdir())) == 1
-    record = json.loads((folder / "unbroken" / "result.json").read_text())
+    record = read_json(folder / "unbroken" / "result.json")
     assert record["total_steps"] == 10 * ROWS and record["evaluation"]["episodes"] == 8
     assert isinstance(jaxrl.load(folder / "unbroken"), jaxrl.Policy)
 
@@ -130,9 +131,7 @@ def test_two_processes_begin_with_what_a_run_has_learned_and_the_first_films(mor
     )
     assert_equal(one.state, saved(folder / "tuned", one.state), 1e-5)
     assert first["tuned"] == second["tuned"] and first["tuned"]["returns"] == one.evaluation.returns.tolist()
-    parents = [
-        json.loads((path / "config.json").read_text())["parent"] for path in (folder / "tuned", tmp_path / "one")
-    ]
+    parents = [read_json(path / "config.json")["parent"] for path in (folder / "tuned", tmp_path / "one")]
     assert parents[0] == parents[1] and parents[0]["step"] == 10 * ROWS
     films = [sorted((path / "videos").iterdir()) for path in (folder / "tuned", tmp_path / "one")]
     assert (

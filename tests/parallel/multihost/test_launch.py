@@ -1,7 +1,6 @@
 """Processes of this machine: started, watched, ended and started again. Most of them are shell-like scripts here."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,9 @@ import jax
 import pytest
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
+from helpers.processes import environment, python
 from helpers.programs import ENV, PPO, ROWS, assert_equal
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -38,7 +39,7 @@ def program(tmp_path, monkeypatch):
 
 def told(folder, count=2):
     """What the processes wrote about themselves."""
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(count)]
+    return [read_json(folder / f"{index}.json") for index in range(count)]
 
 
 TELL = """
@@ -72,10 +73,15 @@ def test_cores_are_divided(program, tmp_path):
     assert len(before) == 1 or (not {*first} & {*second} and abs(len(first) - len(second)) <= 1)
 
 
-def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
+@pytest.fixture
+def four_gpus(program, monkeypatch):
     monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert launch.run_processes(program(TELL), Processes(2)) == 0
     assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
     with pytest.raises(ConfigError, match=r"4 GPUs .*4,5,6,7.* count=3;"):
@@ -90,10 +96,8 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert launch.problems(Processes(3)) == []
 
 
-def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.local.importlib.util, "find_spec", lambda name: "there")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+@pytest.mark.usefixtures("four_gpus")
+def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path):
     assert launch.run_processes(program(TELL), Processes(2, evaluators=1)) == 0
     found = told(tmp_path, 3)
     assert [one["role"] for one in found] == ["learner", "learner", "evaluator"]
@@ -349,11 +353,8 @@ def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started
 @pytest.mark.parametrize("words", [["-"], ["-B"], []])
 def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(words):
     text = "from jaxrl.parallel.multihost import launch\nlaunch.launch('processes:2')\nprint('trained')"
-    ended = subprocess.run(
-        [sys.executable, *words], input=text, text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
-    assert ended.returncode == 1 and ended.stdout == ""
-    assert "run the program from a file" in ended.stderr
+    ended = python(*words, input=text, code=1)
+    assert ended.stdout == "" and "run the program from a file" in ended.stderr
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------
@@ -361,16 +362,12 @@ def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(word
 
 def launched(program, how, folder):
     """A program that launches itself `how`, once it has ended."""
-    tests, root = program.parents[2], program.parents[3]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
-    words = [sys.executable, str(program), how, str(folder)]
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return python(program, how, folder, env=environment())
 
 
 @pytest.mark.long
 def test_a_run_whose_evaluator_is_killed_is_started_again_and_wholly_evaluated(tmp_path):
     ended = launched(EVALUATED, "processes:1:restarts=1:evaluators=1", tmp_path)
-    assert ended.returncode == 0, ended.stderr
     assert "error: the evaluator was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
     assert ended.stdout == "a learner: finished\n", "what comes after the training is the learners' alone"
     run = tmp_path / "run"
@@ -384,10 +381,9 @@ def test_a_run_whose_evaluator_is_killed_is_started_again_and_wholly_evaluated(t
 @pytest.mark.exhaustive
 def test_a_run_whose_process_is_killed_is_started_again_and_is_the_unbroken_one(tmp_path):
     ended = launched(LAUNCHED, "processes:2:restarts=1", tmp_path)
-    assert ended.returncode == 0, ended.stderr
     assert "error: process 1 was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
     assert (tmp_path / "killed").exists() and ended.stdout.count("process 0 of 2: finished") == 1
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    record = read_json(tmp_path / "run" / "result.json")
     assert record["stopped"] == "finished" and 0 < record["session_steps"] < record["total_steps"] == 8 * ROWS
     settings = {"total_steps": 8 * ROWS, "evaluate_every": 0, "evaluation_episodes": 4, "seed": 3, "progress": False}
     one = jaxrl.train(PPO, ENV, topology=jaxrl.Anakin(num_envs=8, devices=2), **settings)

@@ -1,6 +1,5 @@
 """Processes of one run on a Ray cluster: started, watched, ended and started again."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from helpers import clusters
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
+from helpers.strict_json import read_json
 from helpers.tiers import few
 
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
@@ -47,7 +47,7 @@ with open(f"{place.process_id}.json", "w") as file:
 print("word of", place.process_id)
 """
     assert launch.run_processes(program(text), RayProcesses(2)) == 0
-    found = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
+    found = [read_json(tmp_path / f"{index}.json") for index in range(2)]
     assert [one["place"]["process_id"] for one in found] == [0, 1]
     assert {one["place"]["num_processes"] for one in found} == {2}
     assert len({one["place"]["coordinator"] for one in found}) == 1
@@ -67,7 +67,7 @@ while place.role == "evaluator" and not have_learners_ended():
 open(f"{place.role}.ended", "w").close()
 """
     assert launch.run_processes(program(text), RayProcesses(1, evaluators=1)) == 0
-    learner, evaluator = (json.loads((tmp_path / f"{role}.json").read_text()) for role in ("learner", "evaluator"))
+    learner, evaluator = (read_json(tmp_path / f"{role}.json") for role in ("learner", "evaluator"))
     assert [one["place"]["process_id"] for one in (learner, evaluator)] == [0, 1]
     assert learner["place"] | {"process_id": 1} == evaluator["place"] and evaluator["place"]["num_processes"] == 1
     assert evaluator["platforms"] == "cpu" and (tmp_path / "evaluator.ended").exists()
@@ -199,5 +199,5 @@ def test_a_run_whose_process_is_killed_is_started_again(program, tmp_path, capfd
     heard = capfd.readouterr()
     assert "error: process 1 was ended by SIGKILL" in heard.err and "(restart 1 of 1)" in heard.err
     assert heard.out.count("process 0 of 2: finished") == 1
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    record = read_json(tmp_path / "run" / "result.json")
     assert record["stopped"] == "finished" and 0 < record["session_steps"] < record["total_steps"]

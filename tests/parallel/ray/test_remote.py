@@ -1,14 +1,10 @@
 """Ray actors that hold environments: the rows are those of this process, and what is lost is masked."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from helpers import clusters
-from helpers.patience import PATIENCE
 from helpers.pools import check_ends_while_groups_wait
+from helpers.processes import environment, python
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain, ran
 from helpers.tiers import few
 
@@ -199,10 +195,8 @@ actor.rollout(published, 8)
 @pytest.mark.long
 @pytest.mark.faults
 def test_a_step_that_hangs_ends_the_process_of_its_actor_with_the_stacks_shown():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ACTOR]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.returncode == 1 and ended.stdout == "no step, no limit\n", ended.stderr
+    ended = python("-c", ACTOR, env=environment(), code=1)
+    assert ended.stdout == "no step, no limit\n"
     for words in ("Timeout (0:00:03)!", "most recent call first", "spoiled.py", "in collect"):
         assert words in ended.stderr
 

@@ -1,7 +1,6 @@
 """Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
 
 import dataclasses
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from helpers.programs import (
     ran,
     started,
 )
+from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.core.types import env_spec
@@ -301,7 +301,7 @@ def test_a_run_keeps_what_was_resolved(tmp_path):
     settings = {"total_steps": 2 * 8 * NUM_ENVS, "evaluate_every": 0, "progress": False}
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4)
     jaxrl.train(ALGORITHMS["ppo"], HOST, topology=topology, run_dir=tmp_path / "run", **settings)
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())["topology"]
+    saved = read_json(tmp_path / "run" / "config.json")["topology"]
     assert saved["lockstep"] is True and saved["lag"] == 1
 
 
