@@ -296,7 +296,7 @@ class NoPytree(Walk):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Parts, r"it is a class; pass an instance, Parts\(\)"),
+        (Parts, r"is a class; pass an instance, Parts\(\)"),
         (5, "5 has neither reset nor step"),
         (Nothing(), "it has no 'observation_space'"),
         (NoPytree(), "not a pytree"),
