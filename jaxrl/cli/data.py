@@ -142,7 +142,7 @@ class Dataset(Command):
     split: str = "train"
 
     def checks(self) -> dict[str, Any]:
-        return {"usage: jaxrl dataset info DIR, or jaxrl dataset info minari:ID": None in (self.what, self.source)}
+        return {"jaxrl dataset info DIR, or jaxrl dataset info minari:ID": None in (self.what, self.source)}
 
     def execute(self) -> int:
         from jaxrl.data import load_dataset

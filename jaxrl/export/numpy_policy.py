@@ -1,4 +1,4 @@
-"""A module that runs a policy from `jaxrl export RUN --to numpy`. It needs only numpy: copy it to the target machine.
+"""Runs a policy that `jaxrl export RUN --to numpy` wrote. It needs only numpy: copy it to the target machine.
 
     import policy  # this file, which the export wrote next to policy.npz
 

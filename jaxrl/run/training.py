@@ -125,7 +125,7 @@ def train(
         (Linux); the results do not depend on them. None: all parts use all cores.
       deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process. This is slower,
         because programs are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic.
-        XLA reads this when JAX starts: in Python, call `train` before any other use of JAX, or set XLA_FLAGS.
+        XLA reads this when JAX starts: in Python, start the run before any other use of JAX, or set XLA_FLAGS.
       progress: show a progress bar.
 
     Returns:

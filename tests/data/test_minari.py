@@ -135,7 +135,7 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     for name, changes, words in (
         ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), but must be float32 \(3,\)"),
         ("observation", {"observation": {"a": x["observation"]}}, r"is missing, but must be float32 \(3,\)"),
-        ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), but int32 \(\) in its space"),
+        ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), but must be int32 \(\) as in its space"),
     ):
         with MinariWriter("bad-v0", *good, data_dir=tmp_path) as writer:
             with pytest.raises(ConfigError, match=f"steps/{name} {words}"):
@@ -329,7 +329,7 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
     [
         ({"actions": np.arange(3)}, "action has 4 steps, but is_last has 5"),
         ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps, but is_last has 5"),
-        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last step"),
+        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last step can be"),
         ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries, but rewards has 4"),
     ],
 )

@@ -29,7 +29,7 @@ def test_the_files_are_those_of_another_writer(tmp_path, monkeypatch, buffer):
     assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
     with tfrecord.records(path) as read:
         assert read(0, 7) == records and read(3, 5) == records[3:5] and read(6, 7) == records[6:]
-        with pytest.raises(DatasetError, match="records 6 to 7 .*has 7"):
+        with pytest.raises(DatasetError, match="records 6 to 7 .*has only 7"):
             read(6, 8)
 
 

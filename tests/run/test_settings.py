@@ -38,7 +38,7 @@ def test_settings_are_what_an_argument_of_their_name_is():
 def test_evaluations_of_many_times_the_steps_of_training_are_said_before_it(every, said):
     prepared = RunSettings(algo=PPO, env="gymnax:CartPole-v1", total_steps=20_000, evaluate_every=every).prepared()
     notes = default_notes(prepared, prepared.resolved())
-    assert [note.partition(" those")[0] for note in notes if "evaluations" in note] == said
+    assert [note.partition(" as many")[0] for note in notes if "evaluations" in note] == said
 
 
 def test_what_is_resolved_leaves_no_default_of_the_environment_open():

@@ -1,8 +1,8 @@
 """Presets: published settings with a name and a source, in the TOML files of this folder (one file per source).
 
 A table is a preset or, if its name begins with "_", the shared part of several presets. `base` names the tables that it
-extends: nested tables are merged, unless their `type` differs, and other values are replaced. `unset` lists paths
-in `algorithm` whose values are None. In a `source`, `{base}` stands for the source of the base table. A preset contains
+extends: nested tables are merged, unless their `type` differs, and other values are replaced. `unset` lists settings
+that are None, as paths in `algorithm`. In a `source`, `{base}` stands for the source of the base. A preset contains
 every field that its source specifies, even if the value is the default, so that presets do not depend on defaults
 (`tests/golden/presets.json`).
 """
@@ -26,17 +26,17 @@ _KEYS = {"algorithm", "base", "env", "source", "topology", "total_steps", "unset
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """The published settings of a run.
+    """The settings of a run.
 
         preset = jaxrl.preset("purejaxrl-cartpole")
         topology = jaxrl.Anakin(**preset.topology)
         result = jaxrl.train(preset.algorithm, preset.env, total_steps=preset.total_steps, topology=topology)
 
     Attributes:
-      name: the argument of `jaxrl.preset` and `--preset`.
+      name: name for `jaxrl.preset` and `--preset`.
       algorithm: the algorithm with all its fields.
       env: the environment of the source, as "suite:name"; similar environments may be used instead.
-      total_steps: number of environment steps of the training in the source.
+      total_steps: environment steps of the source's training.
       topology: arguments of `Anakin` or `Sebulba`, including "num_envs".
       source: source of the settings, and the differences from this source.
     """
@@ -102,7 +102,7 @@ def _decoded(name, table):
     if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
         raise ConfigError(f"the preset {name!r}: {wrong[0]!r} is missing, or is not one of {', '.join(sorted(_KEYS))}")
     algorithm = config.decode(table["algorithm"])
-    made = config.encode(algorithm)  # decoding ignores or changes some values, to support configurations of older runs
+    made = config.encode(algorithm)  # decoding ignores or changes some values, for the configurations of older runs
     if ignored := difference(_merge(made, table["algorithm"]), made, prefix="algorithm."):
         raise ConfigError(
             f"the preset {name!r} has an invalid value (in the preset -> in {type(algorithm).__name__}): {ignored[0]}"
@@ -111,7 +111,7 @@ def _decoded(name, table):
 
 
 def presets_of(texts: Iterable[str]) -> Mapping[str, Preset]:
-    """Return the presets in TOML texts, keyed by name; each is checked when it is looked up.
+    """Return the presets in TOML texts by name; each is checked when it is looked up.
 
     Raises:
       ConfigError: a name is in two texts; or, when a preset is looked up, a base is missing, or a key, type or value of
@@ -129,7 +129,7 @@ PRESETS = presets_of(
 
 
 def preset(name: str) -> Preset:
-    """Return the preset with the given name; `jaxrl algos` lists the names.
+    """Return published settings by name; `jaxrl algos` lists them.
 
     Raises:
       ConfigError: there is no such preset; the message suggests similar names.
