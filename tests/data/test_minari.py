@@ -329,7 +329,10 @@ def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, fir
     [
         ({"actions": np.arange(3)}, "action has 4 steps, but is_last has 5"),
         ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps, but is_last has 5"),
-        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last step can be"),
+        (
+            {"terminations": np.asarray([0, 1, 0, 0], bool)},
+            "terminations is true at step 1 of 4; only the last step can be",
+        ),
         ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries, but rewards has 4"),
     ],
 )
