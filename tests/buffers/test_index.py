@@ -12,7 +12,8 @@ from helpers.tiers import one_quick
 from hypothesis import strategies as st
 
 from jaxrl.buffers import index
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Replay
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Replay
+from jaxrl.parallel.replicas import SingleReplica
 
 SHARDS, COLUMNS, ROWS, COUNT = 2, 3, 2, 5  # of every write and of every draw, so that each is compiled once
 LIMIT = 7  # of a shard, where there is a remover
@@ -148,3 +149,19 @@ def compare(data, sampler, most, slots, remover=None):
         np.testing.assert_array_equal(state.priority, model.priority)
         np.testing.assert_array_equal(state.times_sampled, model.times)
         np.testing.assert_array_equal(state.drawable, np.sum(model.priority >= 0, axis=1))
+
+
+def test_items_are_equally_likely_where_all_priorities_are_zero():
+    count, source = 3000, Replay(SHARDS * LIMIT, 3000, 1, sampler=Prioritized(), max_times_sampled=3000)
+    held = np.array([[0, 0, 0, -1, 0, -1], [-1, -1, 0, -1, 0, 0]], np.float32)  # [row, shards * columns]
+    state = index.write(index.init(source, SHARDS, 6, COLUMNS), source, np.int32(2), held, LIMIT)
+    state, shard, position, chance, priority, _ = index.draw_over_all(
+        state, jax.random.key(0), count, SHARDS, SingleReplica()
+    )
+    items = np.asarray(state.priority) >= 0
+    assert items.sum() == 7 and not priority.any()
+    np.testing.assert_allclose(chance, 1 / 7, rtol=1e-6)
+    drawn = np.zeros(items.shape, int)
+    np.add.at(drawn, (shard, position), 1)
+    np.testing.assert_array_equal(drawn, state.times_sampled)
+    assert not drawn[~items].any() and (abs(drawn[items] - count / 7) < 5 * (count / 7) ** 0.5).all()
