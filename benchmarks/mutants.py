@@ -31,7 +31,7 @@ FILES = {
     "networks/distributions.py": (9, "networks/test_distributions.py"),
     "buffers/ring.py": (8, "buffers/test_sequences.py buffers/test_replay.py buffers/test_index.py"),
     "buffers/index.py": (9, "buffers/test_index.py buffers/test_replay.py buffers/test_views.py"),
-    "parallel/rollout.py": (8, "parallel/test_rollout.py run/test_evaluation.py parallel/test_carries.py"),
+    "parallel/rollout.py": (8, "parallel/test_rollout.py run/test_evaluation.py run/test_rows.py core/test_report.py"),
     "parallel/iteration.py": (8, "parallel/test_experience.py run/test_training.py parallel/test_topologies.py"),
     "run/directory/checkpoint.py": (8, "run/test_checkpoint.py run/test_loading.py"),
 }
