@@ -283,7 +283,7 @@ def test_ray_train_has_one_run_of_two_workers(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["total_steps"] == 512
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.faults
 def test_sigterm_at_one_saves_on_all_and_the_same_command_resumes(tmp_path):
     """Under Slurm, whose recipe also asks to be queued again."""
