@@ -23,6 +23,7 @@ from helpers.registered import OWN_ALGORITHMS, only_what_jaxrl_registers
 
 import jaxrl
 from jaxrl import algos
+from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core import spaces, suite_modules
@@ -186,7 +187,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     def sweep(algo, env, *, total_steps, seeds, run_dir=None, **options):
         assert isinstance(seeds, int)
         lists = [name for name in options if name not in inspect.signature(real["sweep"]).parameters]
-        algos.make_algorithm("ppo", **{name: options[name][0] for name in lists})
+        replace(as_algorithm(algo), **{name: options[name][0] for name in lists})
 
         def save(path):
             train(algo, env, total_steps=total_steps, run_dir=Path(path) / "best")
