@@ -251,7 +251,7 @@ def owner_at(algo: "DataclassInstance", path: str) -> "tuple[DataclassInstance, 
     if not dot:
         return algo, path
     if not dataclasses.is_dataclass(owner := getattr(algo, first)):
-        raise ConfigError(f"{path} needs an object in {first}, which is {owner!r:.80}; set {first} first")
+        raise ConfigError(f"{path}: {first}={owner!r:.80} has no fields; set it first")
     return owner_at(owner, rest)
 
 

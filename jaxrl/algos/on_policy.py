@@ -182,7 +182,7 @@ def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, *, target: bool = 
     network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
     bonus = ()
     if isinstance(algo, BonusFields) and algo.exploration_bonus:
-        bonus = algo.exploration_bonus.init(jax.random.fold_in(key, 1), spec)
+        bonus = algo.exploration_bonus.init(_bonus_key(key), spec)
     return PolicyState(network, init_statistics(algo, spec), jnp.int32(0), bonus)
 
 
@@ -335,7 +335,7 @@ def explore(
     # An algorithm without these fields takes one step on the whole batch.
     epochs, count = (getattr(algo, name, None) or 1 for name in ("epochs", "minibatches"))
     return algo.exploration_bonus.update(
-        bonus, batch, spec=spec, key=jax.random.fold_in(key, 1), replicas=replicas, epochs=epochs, count=count
+        bonus, batch, spec=spec, key=_bonus_key(key), replicas=replicas, epochs=epochs, count=count
     )
 
 
@@ -345,6 +345,10 @@ def with_bonus(algo: BonusFields, advantages: jax.Array, intrinsic: jax.Array | 
     if bonus is None or intrinsic is None:
         return advantages
     return bonus.extrinsic_weight * advantages + bonus.intrinsic_weight * intrinsic
+
+
+def _bonus_key(key: jax.Array) -> jax.Array:
+    return jax.random.fold_in(key, 1)
 
 
 def segment(

@@ -245,20 +245,17 @@ def _bound(run: RunSettings, space: Mapping[str, Any]) -> tuple[CompiledRun, dic
     """
     fixed, ranges = search_space(run.algo, space, schedules=True)
     run = run.replace(algo=replace(run.algo, **fixed))
-    first, kinds = None, {}
-    for name, values in ranges.items():
-        for value in ends(values):
-            first = bind_run(run.replace(algo=replace(run.algo, **{name: value})))
-            kinds.setdefault(name, set()).add((jax.tree.structure(first.algo), first.program))
+    runs = {
+        name: [bind_run(run.replace(algo=replace(run.algo, **{name: value}))) for value in ends(values)]
+        for name, values in ranges.items()
+    }
     if problems := [
-        f"{name}={ranges[name]!r:.200}: members share a program, so all values must be numbers, or schedules of one "
-        f"kind; compare values of a static field with jaxrl.sweep({name}=[...])"
-        for name, found in kinds.items()
-        if len(found) > 1
+        f"{name}={ranges[name]!r:.200}: values must be numbers or schedules of one kind; use jaxrl.sweep for others"
+        for name, bound in runs.items()
+        if len({(jax.tree.structure(one.algo), one.program) for one in bound}) > 1
     ]:
         raise ConfigError(problems)
-    assert first is not None  # search_space returns at least one range
-    return first, ranges
+    return list(runs.values())[-1][-1], ranges
 
 
 def _result(part, first, population, seed, seeds, figures) -> PBTResult:

@@ -59,11 +59,9 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
         and isinstance(evaluation, Mapping)
         and all(value is None or isinstance(value, float) or is_number(value) for value in evaluation.values())
     )
-    return (
-        record | {"evaluation": {name: math.nan if value is None else value for name, value in evaluation.items()}}
-        if fits
-        else {}
-    )
+    if not fits:
+        return {}
+    return record | {"evaluation": {name: math.nan if value is None else value for name, value in evaluation.items()}}
 
 
 def is_number(value: Any) -> bool:
