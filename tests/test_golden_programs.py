@@ -34,14 +34,15 @@ def test_a_program_is_what_it_was(name):
     assert digest(*PROGRAMS[name]) == HASHES[name], f"{name} has changed; {REWRITE}"
 
 
-def test_names_do_not_count_and_operations_do():
-    def lower(inner):
-        return [jax.jit(lambda x: {"a": inner(x)}).lower(1.0)]
+def test_order_repetition_and_names_do_not_count_and_operations_do():
+    def traced(inner):
+        scan = jax.jit(lambda x: {"a": jax.lax.scan(lambda c, y: (inner(c) + y, c), x[0], x)[1]})
+        return digest(lambda: [scan.trace(jnp.ones(3))])
 
-    def twice(x):
-        return x + x
+    def other_order(x):
+        jnp.cos(x)
+        sine = jax.jit(jnp.sin)(x)
+        return jnp.exp(x) + sine
 
-    def double(x):
-        return x + x
-
-    assert digest(lower, jax.jit(twice)) == digest(lower, jax.jit(double)) != digest(lower, jnp.square)
+    assert traced(lambda x: jnp.exp(x) + jnp.sin(x)) == traced(other_order)
+    assert len({traced(inner) for inner in (other_order, jnp.sin, lambda x: jnp.exp(x) - jnp.sin(x))}) == 3

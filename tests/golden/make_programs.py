@@ -1,9 +1,10 @@
-"""Writes `programs.json`: a hash of what every algorithm of the registry and every preset lowers to.
+"""Writes `programs.json`: a hash of what every algorithm of the registry and every preset computes.
 
     .venv/bin/python tests/golden/make_programs.py
 
 The programs are those of a chunk: in JAX environments and from a dataset one (`Program.chunk`), in host environments
-those of acting and learning. They are only traced. A commit that changes a program names it.
+those of acting and learning. They are only traced. A hash is of the expressions that compute the outputs from the
+inputs: it does not change with the order, repetition or names of operations. A commit that changes a program names it.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ KEY, ONE, STEPS = jax.eval_shape(lambda: jax.random.key(0)), np.int32(1), np.flo
 
 
 def programs():
-    """Return by name the function and the arguments that lower a program; equal arguments have equal programs."""
+    """Return by name the function and the arguments that trace a program; equal arguments have equal programs."""
     found = {}
     for name, env in ENVIRONMENTS.items():
         algo = ALGORITHMS[name].resolve(env_spec(env), NUM_ENVS)
@@ -66,7 +67,7 @@ def programs():
 
 
 def of_preset(preset):
-    """Lower a chunk of a preset, in its environment or in one of the same spaces."""
+    """Trace a chunk of a preset, in its environment or in one of the same spaces."""
     if preset.env in ELSEWHERE:
         seen, acted = ELSEWHERE[preset.env]
         acted = spaces.Box(-1.0, 1.0, (acted,)) if isinstance(acted, int) else acted
@@ -78,29 +79,29 @@ def of_preset(preset):
 
 
 def of_rollouts(algo, env, num_envs):
-    """Lower a chunk in environments."""
+    """Trace a chunk in environments."""
     topology = jaxrl.Anakin if isinstance(env, Environment) else jaxrl.Sebulba
     program = topology(num_envs=num_envs, devices=1).bind(algo, env)
     if program.host is None:
         state = jax.eval_shape(program.init, algo, env, KEY)
-        return [_chunk.lower(program, None, algo, env, *halves(state), ONE, STEPS, None)]
+        return [_chunk.trace(program, None, algo, env, *halves(state), ONE, STEPS, None)]
     spec, learning = program.layout.spec, program.host._learning
     steps = HostSteps(spec, num_envs, num_envs, program.collects.steps_per_env(algo))
     roots = HostSteps.roots.eval_shape(steps, KEY, np.arange(num_envs))
     shown = jax.eval_shape(jax.vmap(restart), blank(spec.observation_space, num_envs))
     state = jax.eval_shape(program.init, algo, shown, KEY)
-    prepare = learning.prepare.lower(learning, algo, state.replace(buffers={}), STEPS)
+    prepare = learning.prepare.trace(learning, algo, state.replace(buffers={}), STEPS)
     algo, actor = prepare.out_info
     carry, action = state.carry, state.timestep.previous_action
     storage = HostSteps.storage.eval_shape(steps, algo, actor, shown, carry, action, roots)
-    act = HostSteps.act.lower(steps, algo, actor, storage, shown, carry, action, roots, np.uint32(0), ONE)
-    finish = HostSteps.finish.lower(steps, algo, actor, storage, shown, action, carry, carry, ONE)
+    act = HostSteps.act.trace(steps, algo, actor, storage, shown, carry, action, roots, np.uint32(0), ONE)
+    finish = HostSteps.finish.trace(steps, algo, actor, storage, shown, action, carry, carry, ONE)
     rollouts = [Collected(finish.out_info, jax.eval_shape(EpisodeSums.zero))]
-    return [prepare, act, finish, learning.learn.lower(learning, algo, *halves(state), rollouts, None)]
+    return [prepare, act, finish, learning.learn.trace(learning, algo, *halves(state), rollouts, None)]
 
 
 def of_data(algo, env):
-    """Lower a chunk of learning from a dataset in memory."""
+    """Trace a chunk of learning from a dataset in memory."""
     program = jaxrl.Offline(devices=1).bind(algo, env)
     layout, steps = program.layout, 65
     seen, acted = (blank(space, steps) for space in (layout.spec.observation_space, layout.spec.action_space))
@@ -109,7 +110,7 @@ def of_data(algo, env):
     dataset = rings.rings([episode], sources, layout.spec, columns=layout.shards)[0]
     dataset = {of_dataset(name): ring for name, ring in dataset.items()}
     state = jax.eval_shape(program.init, algo, None, KEY, dataset)
-    return [_chunk.lower(program, None, algo, None, *halves(state), ONE, STEPS, dataset)]
+    return [_chunk.trace(program, None, algo, None, *halves(state), ONE, STEPS, dataset)]
 
 
 def blank(space, size):
@@ -120,27 +121,65 @@ def halves(state):
     return state.replace(buffers={}), state.buffers
 
 
-def text(lowered):
-    """Return a program's text: functions are numbers, and neither it nor its results have a name."""
-    found = re.sub(r' ?jax\.result_info = "[^"]*",?', "", lowered.as_text().partition("\n")[2])
-    names = re.findall(r"func\.func \w+ @([\w.]+)", found)
-    numbers = {name: str(number) for number, name in enumerate(names)}
-    return re.sub(r"@([\w.]+)", lambda match: "@" + numbers.get(match[1], match[1]), found)
+def outputs(traced):
+    """Return the hash of every output of a traced function by its path, from its inputs by their paths."""
+    inputs = jax.tree_util.tree_leaves_with_path(traced.args_info)
+    hashes = computed(traced.jaxpr, [hashed(jax.tree_util.keystr(path), info) for path, info in inputs])
+    paths = jax.tree_util.tree_leaves_with_path(traced.out_info)
+    return sorted((jax.tree_util.keystr(path), found) for (path, _), found in zip(paths, hashes, strict=True))
 
 
-def forget():
-    """Clear the caches of JAX and jaxrl: constants and functions that programs before had are else shared with one."""
-    jax.clear_caches()
-    for name in [name for name in sys.modules if name.startswith("jaxrl.")]:
-        for cached in vars(sys.modules[name]).values():
-            if hasattr(cached, "cache_clear"):
-                cached.cache_clear()
+def computed(jaxpr, inputs, depth=0):
+    """Return the hashes of a jaxpr's outputs, given those of its inputs."""
+    known = dict(
+        zip(jaxpr.constvars, [hashed(x.dtype, x.tobytes()) for x in map(np.asarray, jaxpr.consts)], strict=True)
+    )
+    known |= zip(jaxpr.invars, inputs, strict=True)
+
+    def value(atom):
+        return hashed(atom.aval, atom.val) if isinstance(atom, jax.extend.core.Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        found = of_equation(eqn.primitive.name, dict(eqn.params), list(map(value, eqn.invars)), depth + 1)
+        found = [hashed(found, n) for n in range(len(eqn.outvars))] if isinstance(found, str) else found
+        known |= zip(eqn.outvars, found, strict=True)
+    return list(map(value, jaxpr.outvars))
 
 
-def digest(lower, *arguments):
+def of_equation(name, params, inputs, depth):
+    """Return the hashes of an operation's outputs, or one hash of them all."""
+
+    def loop(jaxpr, consts, carry, rest=()):
+        """Return the hashes of a loop's outputs: all of its carry depends on all of its carry."""
+        carried = [hashed("carry", depth, n, x) for n, x in enumerate(carry)]
+        return computed(jaxpr, [*consts, *carried, *(hashed("slice", depth, x) for x in rest)], depth)
+
+    if name == "scan":
+        consts, carry, rest = map(list, params.pop("ft_in").update(inputs).unpack())
+        found = loop(params.pop("jaxpr"), consts, carry, rest)
+        whole = hashed(name, params["length"], params["reverse"], carry, found[: len(carry)])
+        return [hashed(whole, n if n < len(carry) else "row", x) for n, x in enumerate(found)]
+    if name == "while":
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        consts, own, carry = inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
+        return hashed(name, carry, loop(params["cond_jaxpr"], consts, carry), loop(params["body_jaxpr"], own, carry))
+    if name == "cond":
+        branches = [computed(branch, inputs[1:], depth) for branch in params["branches"]]
+        return [hashed(name, inputs[0], found) for found in zip(*branches, strict=True)]
+    inner = params.pop("jaxpr", None) or params.pop("call_jaxpr", None)
+    if inner is None:
+        return hashed(name, sorted(params.items()), inputs)
+    found = computed(inner, inputs, depth)
+    return found if name in ("jit", "custom_jvp_call", "custom_vjp_call") else [hashed(name, x) for x in found]
+
+
+def hashed(*parts):
+    return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(parts)).encode()).hexdigest()[:16]
+
+
+def digest(trace, *arguments):
     """Return the hash of a program."""
-    forget()
-    return hashlib.sha256("".join(map(text, lower(*arguments))).encode()).hexdigest()[:16]
+    return hashed(*map(outputs, trace(*arguments)))
 
 
 if __name__ == "__main__":
