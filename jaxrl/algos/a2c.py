@@ -6,65 +6,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, static
-from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
+from jaxrl.algos import on_policy, returns, rnd
+from jaxrl.algos.base import algorithm, changed, number, part, static
+from jaxrl.algos.on_policy import OnPolicy, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
+from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Replicas,
-    Rollout,
     Source,
     UpdateInfo,
 )
 
 
 @algorithm
-class A2C(BonusFields, AdvantageFields, PolicyValueActing):
+class A2C(OnPolicy):
     """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(7e-4)
     rollout_length: int = changed(5)
     optimizer: Optimizer = changed(RMSProp())
-    gae_lambda: Scalar = changed(1.0)
+    gae_lambda: Scalar = number(
+        1.0, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
+    )
+    exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
     normalize_advantage: bool = static(False, help="standardize advantages per batch")
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=0)}
+        return {"rollout": self.rollouts(max_policy_lag=0)}
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
         weight = rollout.rows.weight
         acting = on_policy.acting(weight, rollout.active)
-        bonus, intrinsic, explored = on_policy.explore(
-            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
-        )
-        advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
-        advantages = on_policy.with_bonus(self, advantages, intrinsic)
+        bonus, intrinsic, explored = rnd.explore(self.exploration_bonus, state.bonus, rollout, spec, key, replicas)
+        segment = self.recorded_segment(rollout, state.network.variables, spec)
+        advantages = returns.gae(segment, self.gamma, self.gae_lambda)
+        targets = advantages + segment.values
+        advantages = rnd.with_bonus(self.exploration_bonus, advantages, intrinsic)
         if self.normalize_advantage:
             advantages = on_policy.standardized(advantages, acting, replicas)
-        inputs = on_policy.batch_inputs(self, rollout)
+        inputs = self.inputs(rollout)
 
         def loss(network):
-            output, _, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
+            output, _, model_state = self.unroll(network, inputs, rollout.carry.network, spec, train=True)
             log_prob = output.distribution.log_prob(rollout.rows.action)
             policy_loss = weighted_mean(-log_prob * advantages, acting, replicas)
             value_loss = weighted_mean(0.5 * jnp.square(targets - output.value), weight, replicas)
             entropy = weighted_mean(output.distribution.entropy(), acting, replicas)
-            total = on_policy.total_loss(self, policy_loss, value_loss, entropy)
+            total = self.total_loss(policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
-        network, norms, metrics = on_policy.gradient_step(self, loss, state.network, replicas)
+        network, norms, metrics = self.gradient_step(loss, state.network, replicas)
         metrics = replicas.mean(metrics) | norms | explored
         metrics |= {
             "learning_rate": jnp.asarray(self.learning_rate),
-            "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),
+            "explained_variance": on_policy.explained_variance(targets, segment.values, weight, replicas),
         }
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         return new, UpdateInfo(metrics)

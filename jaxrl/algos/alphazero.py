@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import normalization, on_policy, search
-from jaxrl.algos.base import action_problems, algorithm, changed
+from jaxrl.algos import normalization, on_policy, returns, search
+from jaxrl.algos.base import action_problems, algorithm, changed, number
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
-from jaxrl.algos.on_policy import AdvantageFields, PolicyCarry, PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import OnPolicy, PolicyCarry, PolicyState
 from jaxrl.algos.search import Expansion, SearchFields
 from jaxrl.algos.train_state import Variables, weighted_means
 from jaxrl.core.planning import Model
@@ -23,7 +23,6 @@ from jaxrl.core.types import (
     EnvSpec,
     PyTree,
     Replicas,
-    Rollout,
     Source,
     TimeStep,
     UpdateInfo,
@@ -41,14 +40,14 @@ class Node(struct.PyTreeNode):
 
 
 @algorithm
-class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActing):
+class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
     """AlphaZero: tree search with the environment as its model, for one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
     # With gamma below 1, a later loss is better, so a player in a lost position still defends.
     gamma: Scalar = changed(0.97)
-    gae_lambda: Scalar = changed(
-        1.0, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
+    gae_lambda: Scalar = number(
+        1.0, low=0, high=1, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
     )
     epsilon: Scalar = changed(0.2)
     value_cost: Scalar = changed(1.0)
@@ -59,7 +58,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     minibatches: int | None = changed(8)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
+        problems = super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
+        problems += action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
                 f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
@@ -69,7 +69,8 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # the search policy is a target at any lag
+        # The search policy is a target at any lag.
+        return {"rollout": self.rollouts(max_policy_lag=None, unit=self.minibatches)}
 
     def plan(
         self,
@@ -89,7 +90,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         found = search.search(
             self, Expansion(logits, value, node), expand, key, mask=timestep.action_mask, explore=explore
         )
-        discounted = on_policy.discounted_return(self, timestep, carry)
+        discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = PolicyCarry(network_carry, discounted)
         if not explore:
             return ActorOutput(found.action, carry)
@@ -100,9 +101,9 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
 
     def _evaluate(self, actor, timestep, carry, spec):
         """Return the policy's logits and the value at time steps [B, ...], and the network's next carry."""
-        inputs = jax.tree.map(lambda x: x[None], on_policy.network_inputs(self, timestep, actor.statistics))
+        inputs = on_policy.network_inputs(timestep, actor.statistics, self.observation_clip)
         network = Variables(actor.params, actor.model_state)
-        output, carry, _ = on_policy.unroll(self, network, inputs, carry, spec, train=False)
+        output, carry, _ = self.unroll(network, jax.tree.map(lambda x: x[None], inputs), carry, spec, train=False)
         return (_log_probs(output)[0], output.value[0]), carry
 
     def _expand(self, actor, model, spec, node, action, key) -> Expansion:
@@ -127,12 +128,12 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
         rows = rollout.rows
-        _, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
+        segment = self.recorded_segment(rollout, state.network.variables, spec)
+        targets = returns.gae(segment, self.gamma, self.gae_lambda) + segment.values
         data = {
-            "inputs": on_policy.batch_inputs(self, rollout),
+            "inputs": self.inputs(rollout),
             "policy": rows.extras["search_policy"],
             "target": targets,
             "weight": rows.weight,
@@ -140,20 +141,20 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
         divided = self.divided(data, rollout.carry.network, key, replicas)
 
         def step(network, indices):
-            network, norms, metrics = on_policy.gradient_step(
-                self, self._loss, network, replicas, *divided.take(indices), spec, replicas
+            network, norms, metrics = self.gradient_step(
+                self._loss, network, replicas, *divided.take(indices), spec, replicas
             )
             return network, metrics | norms
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)
-        explained = on_policy.explained_variance(targets, rows.extras["value"], rows.weight, replicas)
+        explained = on_policy.explained_variance(targets, segment.values, rows.weight, replicas)
         metrics = replicas.mean(metrics) | {"explained_variance": explained}
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         return state.replace(network=network, statistics=statistics, updates=state.updates + 1), UpdateInfo(metrics)
 
     def _loss(self, network, minibatch, carry, spec, replicas):
         """Return the loss of Silver et al. without weight decay, (z - v)^2 / 2 - pi log p, and its parts as metrics."""
-        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
+        output, _, model_state = self.unroll(network, minibatch["inputs"], carry, spec, train=True)
         values = {
             "policy_loss": search.cross_entropy(minibatch["policy"], _log_probs(output)),
             "value_loss": 0.5 * jnp.square(output.value - minibatch["target"]),
@@ -161,7 +162,7 @@ class AlphaZero(SearchFields, AdvantageFields, MinibatchFields, PolicyValueActin
             "search_entropy": search.cross_entropy(minibatch["policy"], jnp.log(minibatch["policy"])),
         }
         metrics = weighted_means(values, minibatch["weight"], replicas)
-        loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
+        loss = self.total_loss(metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
 
 

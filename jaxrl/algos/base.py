@@ -63,9 +63,8 @@ def number(default: Any, **limits) -> Any:
       **limits: optional metadata. `low` and `high` are inclusive bounds, `above` and `below` are exclusive ones, and
         `help` is one line. `only_with` is the setting without which the field has no effect, such as "prioritized",
         "objective=kl" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and `less_than`
-        name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound. `options` is a field
-        group: the field holds an instance of this group, or None. `before` is the value for configurations written
-        before the field existed, if it is not the default.
+        name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound. `before` is the value
+        for configurations written before the field existed, if it is not the default.
     """
     return _field(default, True, **limits)
 
@@ -77,6 +76,22 @@ def static(default: Any, **limits) -> Any:
     accepts only whole numbers.
     """
     return _field(default, False, **limits)
+
+
+def part(kind: type, *, help: str) -> Any:
+    """Declare an optional part of an algorithm, a field group with its own equations; None: the algorithm without it.
+
+    Args:
+      kind: the part's class, which has `resolve(spec)`, `fit_problems(spec)` and `init(key, spec)`, its own state.
+      help: one line.
+    """
+    return _field(None, True, options=kind, help=help)
+
+
+def parts(algo: "DataclassInstance") -> dict[str, Any]:
+    """Return the parts of an algorithm that are set, by field name."""
+    fields = [field.name for field in dataclasses.fields(algo) if field.metadata.get("options")]
+    return {name: value for name in fields if (value := getattr(algo, name)) is not None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,16 +7,16 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy, returns
-from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.on_policy import BonusFields, PolicyState, PolicyValueActing
+from jaxrl.algos import on_policy, returns, rnd
+from jaxrl.algos.base import algorithm, changed, number, part, static
+from jaxrl.algos.on_policy import OnPolicy, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
+from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Replicas,
-    Rollout,
     Source,
     TimeStep,
     UpdateInfo,
@@ -24,7 +24,7 @@ from jaxrl.core.types import (
 
 
 @algorithm
-class IMPALA(BonusFields, PolicyValueActing):
+class IMPALA(OnPolicy):
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(6e-4, 0.0))
@@ -35,6 +35,7 @@ class IMPALA(BonusFields, PolicyValueActing):
         help="divide rewards by the running deviation of discounted returns; None: unless rewards are clipped",
     )
     optimizer: Optimizer = changed(RMSProp(eps=0.01))
+    exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
     clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: maximum importance weight of a TD error")
     clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: maximum trace coefficient")
@@ -49,23 +50,19 @@ class IMPALA(BonusFields, PolicyValueActing):
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # With a loss summed over the batch, unscaled returns saturate the critic.
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
-        return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
+        return dataclasses.replace(self, **self.resolved(spec) | {"normalize_reward": scaled})
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for the lag
+        return {"rollout": self.rollouts(max_policy_lag=None)}  # V-trace corrects for the lag
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        rollout = rollout.replace(timesteps=self.preprocess(rollout.timesteps))
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
-        bonus, intrinsic, explored = on_policy.explore(
-            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
-        )
-        network, norms, metrics = on_policy.gradient_step(
-            self, self._loss, state.network, replicas, rollout, intrinsic, spec, replicas
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
+        bonus, intrinsic, explored = rnd.explore(self.exploration_bonus, state.bonus, rollout, spec, key, replicas)
+        network, norms, metrics = self.gradient_step(
+            self._loss, state.network, replicas, rollout, intrinsic, spec, replicas
         )
         metrics = replicas.mean(metrics) | norms | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
@@ -74,15 +71,14 @@ class IMPALA(BonusFields, PolicyValueActing):
     def _loss(self, network, rollout, intrinsic, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
         acting = on_policy.acting(weight, rollout.active)
-        inputs = on_policy.batch_inputs(self, rollout)
-        output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
+        inputs = self.inputs(rollout)
+        output, carry, model_state = self.unroll(network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)
         log_rho = log_prob - rows.extras["log_prob"]
         # Use the learner's own carry, because the actors' `final_carry` is from older parameters.
         fixed, values, log_rhos, carry = jax.lax.stop_gradient((network, output.value, log_rho, carry))
-        bootstrap_value = on_policy.bootstrap_value(self, fixed, rollout, carry, spec)
         corrected = returns.vtrace(
-            on_policy.segment(self, rollout, values, bootstrap_value),
+            self.segment(rollout, fixed, values, carry, spec),
             jnp.exp(log_rhos),
             self.gamma,
             trace_lambda=self.trace_lambda,
@@ -92,7 +88,7 @@ class IMPALA(BonusFields, PolicyValueActing):
         )
         if intrinsic is not None:  # weighted like the advantages of V-trace
             intrinsic = jnp.minimum(self.clip_pg_rho, jnp.exp(log_rhos)) * intrinsic
-        advantages = on_policy.with_bonus(self, corrected.advantages, intrinsic)
+        advantages = rnd.with_bonus(self.exploration_bonus, corrected.advantages, intrinsic)
 
         def mean(x):
             return weighted_mean(x, acting, replicas)
@@ -103,7 +99,7 @@ class IMPALA(BonusFields, PolicyValueActing):
         share = 1.0
         if self.reduction == "sum" and acting is not weight:
             share = replicas.sum(jnp.sum(acting, dtype=jnp.float32)) / replicas.sum(jnp.sum(weight, dtype=jnp.float32))
-        loss = on_policy.total_loss(self, share * policy_loss, value_loss, share * entropy)
+        loss = self.total_loss(share * policy_loss, value_loss, share * entropy)
         if self.reduction == "sum":  # over all replicas, like the mean
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
         metrics = {

@@ -7,10 +7,11 @@ from typing import Any, Protocol, Self
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, number, static
+from jaxrl.algos import on_policy, returns, rnd
+from jaxrl.algos.base import algorithm, changed, number, part, static
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
-from jaxrl.algos.on_policy import AdvantageFields, BonusFields, PolicyState, PolicyValueActing
+from jaxrl.algos.on_policy import OnPolicy, PolicyState
+from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -18,7 +19,6 @@ from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Replicas,
-    Rollout,
     Source,
     UpdateInfo,
 )
@@ -37,7 +37,7 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
+class PPO(MinibatchFields, OnPolicy):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar | None = changed(
@@ -45,6 +45,10 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         help="learning rate (of the policy, if value_learning_rate is set); None: linear decay to 0, from 3e-4 for "
         "continuous actions, 5e-3 for 10 x 10 grids (MinAtar), 2.5e-4 for several agents, otherwise 5e-4",
     )
+    gae_lambda: Scalar = number(
+        0.95, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
+    )
+    exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
     )
@@ -74,7 +78,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        found = on_policy.resolved(self, spec)
+        found = self.resolved(spec)
         # The reasons, with figures, are in docs/algorithms/ppo.md.
         continuous = spaces.is_continuous(spec.action_space)
         if self.learning_rate is None:
@@ -86,7 +90,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards)
+        problems = super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
         if self.policy_loss is not None and not callable(self.policy_loss):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
         return problems
@@ -94,27 +98,28 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     @property
     def experience(self) -> Mapping[str, Source]:
         # The ratio is relative to the acting policy: a lag of one update is like one more epoch.
-        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+        return {"rollout": self.rollouts(max_policy_lag=1, unit=self.minibatches)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return on_policy.init(self, key, spec).replace(penalty=penalty)
+        return self.first_state(key, spec).replace(penalty=penalty)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
         rows = rollout.rows
-        bonus, intrinsic, explored = on_policy.explore(
-            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        bonus, intrinsic, explored = rnd.explore(
+            self.exploration_bonus, state.bonus, rollout, spec, key, replicas, self.epochs, self.minibatches
         )
-        advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
+        segment = self.recorded_segment(rollout, state.network.variables, spec)
+        advantages = returns.gae(segment, self.gamma, self.gae_lambda)
+        targets = advantages + segment.values
         data = {
-            "inputs": on_policy.batch_inputs(self, rollout),
+            "inputs": self.inputs(rollout),
             "action": rows.action,
             "old": rows.extras,
-            "advantage": on_policy.with_bonus(self, advantages, intrinsic),
+            "advantage": rnd.with_bonus(self.exploration_bonus, advantages, intrinsic),
             "target": targets,
             "weight": rows.weight,
             "active": rollout.active,
@@ -130,7 +135,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
                 return self._loss(variables, minibatch, carry, state.penalty, spec, replicas)
 
             gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(before.params)
-            network, norms = on_policy.apply_gradients(self, before, gradients, replicas, model_state)
+            network, norms = self.apply_gradients(before, gradients, replicas, model_state)
             metrics |= norms
             if self.target_kl is not None:
                 going &= replicas.mean(metrics["approximate_kl"]) <= 1.5 * self.target_kl
@@ -141,14 +146,12 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
         going = () if self.target_kl is None else jnp.bool_(True)
         (network, _), metrics = steps_over_minibatches(step, (state.network, going), divided.indices)
         metrics = replicas.mean(metrics) | explored
-        metrics["explained_variance"] = on_policy.explained_variance(
-            targets, rows.extras["value"], rows.weight, replicas
-        )
+        metrics["explained_variance"] = on_policy.explained_variance(targets, segment.values, rows.weight, replicas)
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
         if self.objective == "kl":
             inputs, carry = data["inputs"], rollout.carry.network
-            output, _, _ = on_policy.unroll(self, network.variables, inputs, carry, spec, train=False)
+            output, _, _ = self.unroll(network.variables, inputs, carry, spec, train=False)
             divergence = rows.extras["distribution"].kl(output.distribution)
             acting = on_policy.acting(rows.weight, rollout.active)
             divergence = replicas.mean(weighted_mean(divergence, acting, replicas))
@@ -159,7 +162,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     def _loss(self, network, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]
         acting = on_policy.acting(weight, minibatch["active"])
-        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
+        output, _, model_state = self.unroll(network, minibatch["inputs"], carry, spec, train=True)
         log_prob = output.distribution.log_prob(minibatch["action"])
         log_ratio = log_prob - old["log_prob"]
         advantage = minibatch["advantage"]
@@ -193,7 +196,7 @@ class PPO(BonusFields, AdvantageFields, MinibatchFields, PolicyValueActing):
             metrics["policy_loss"] += kl_penalty(everywhere, penalty, self.kl_target, self.kl_cutoff_cost)
         if acting is not weight:
             metrics["value_loss"] = weighted_mean(values["value_loss"], weight, replicas)
-        loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
+        loss = self.total_loss(metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
 
 

@@ -30,7 +30,6 @@ from jaxrl.core.types import (
     EnvSpec,
     Network,
     Replicas,
-    Rollout,
     Source,
     TimeStep,
     TransitionBatch,
@@ -81,7 +80,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **self.resolved_networks(spec), **on_policy.resolved_normalization(self, spec))
+        return dataclasses.replace(self, **self.resolved_networks(spec), **self.resolved_normalization(spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS)
@@ -90,7 +89,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     @property
     def experience(self) -> Mapping[str, Source]:
         # The limit is relative to the policy before the update; returns from one update earlier are slightly stale.
-        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+        return {"rollout": self.rollouts(max_policy_lag=1, unit=self.minibatches)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> REPPOState:
         policy_key, critic_key = jax.random.split(key)
@@ -100,7 +99,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             critic=train_state.create(*self.critic.init(critic_key, spec), self._clipped(self.critic_optimizer)),
             log_temperature=soft_policies.initial_temperature(self),
             log_penalty=train_state.create(log_penalty, (), self.temperature_optimizer),
-            statistics=on_policy.init_statistics(self, spec),
+            statistics=self.init_statistics(spec),
             updates=jnp.int32(0),
         )
 
@@ -109,15 +108,15 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, self.policy, spec)
+        return self.first_carry(self.policy, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        inputs = on_policy.network_inputs(self, timestep, actor.statistics)
+        inputs = on_policy.network_inputs(timestep, actor.statistics, self.observation_clip)
         policy = train_state.Variables(actor.params, actor.model_state)
         distribution = off_policy.evaluate_policy(self.policy, policy, inputs.observation, spec, inputs.action_mask)
-        discounted = on_policy.discounted_return(self, timestep, carry)
+        discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = carry.replace(discounted_return=discounted)
         if not explore:
             return ActorOutput(distribution.mode(), carry)
@@ -130,8 +129,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     def update(
         self, state: REPPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[REPPOState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
         # Rewards are scaled by statistics that include this batch: unscaled, the first batch would be outside the
         # support.
         rollout = rollout.replace(statistics=rollout.statistics.replace(reward=statistics.reward))
@@ -155,7 +153,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     def _data(self, state, rollout, key, spec, replicas) -> TransitionBatch:
         """Return the rows [T, B] with targets and next features, computed by the networks before the update."""
         rows = rollout.rows
-        inputs = on_policy.network_inputs(self, rollout.timesteps, rollout.statistics)
+        inputs = on_policy.network_inputs(rollout.timesteps, rollout.statistics, self.observation_clip)
         policy, critic = state.policy.variables, state.critic.variables
         length, envs = rows.weight.shape
         env_keys = q_learning.transition_keys(key, envs, replicas)
@@ -174,7 +172,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         # Rewards include the entropy of each row's action: subtracting it from the observation's return results in the
         # action's return.
         bonus = -temperature * rows.extras["log_prob"]
-        segment = on_policy.segment(self, rollout, values[:-1], values[-1], bonus)
+        reward = on_policy.scaled_reward(rollout, self.reward_clip)
+        segment = returns.Segment.of_rows(rows, values[:-1], values[-1]).replace(rewards=reward + bonus)
         target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
         extras = {"target": target, "policy": jax.tree.map(lambda x: x[:-1], distribution), "active": rollout.active}
         if features is not None:
@@ -182,7 +181,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return TransitionBatch(
             observation=jax.tree.map(lambda x: x[:-1], inputs.observation),
             action=rows.action,
-            rewards=on_policy.rewards(self, rollout)[..., None],
+            rewards=reward[..., None],
             steps=jnp.ones_like(rows.weight, jnp.int32),
             bootstrap=~rows.terminated,
             next_observation=(),

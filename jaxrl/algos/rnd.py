@@ -59,7 +59,7 @@ class RND:
         """Return the bonus with its torso, by default the usual one for the observations."""
         return dataclasses.replace(self, torso=self.torso or default_torso(spec.observation_space))
 
-    def network_problems(self, spec: EnvSpec) -> list[str]:
+    def fit_problems(self, spec: EnvSpec) -> list[str]:
         """Explain why the networks do not fit the observations."""
         try:
             networks = self._networks.values()
@@ -69,12 +69,12 @@ class RND:
         return []
 
     def init(self, key: jax.Array, spec: EnvSpec) -> RNDState:
-        """Return the initial state.
+        """Return the initial state, for the same key as the algorithm's.
 
         Raises:
           ConfigError: the torso does not fit the observations.
         """
-        keys = dict(zip(self._networks, jax.random.split(key, 3), strict=True))
+        keys = dict(zip(self._networks, jax.random.split(_own_key(key), 3), strict=True))
         made = {name: Variables(*network.init(keys[name], spec)) for name, network in self._networks.items()}
         target = made.pop("target")
         params = {name: variables.params for name, variables in made.items()}
@@ -105,7 +105,7 @@ class RND:
           state: the current state.
           rollout: the algorithm's rollout.
           spec: the environment's spec.
-          key: a typed key, the same on every device.
+          key: the key of the algorithm's update.
           replicas: as passed to an algorithm's `update`.
           epochs, count: passes over the rollout, and minibatches per pass.
 
@@ -136,7 +136,7 @@ class RND:
         segment = returns.Segment(reward, value[:-1], value[-1], never, never, counts)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
 
-        index_key, chance_key = jax.random.split(key)
+        index_key, chance_key = jax.random.split(_own_key(key))
         length, envs = counts.shape
         keys = q_learning.transition_keys(chance_key, envs, replicas)
         chance = jax.vmap(lambda k: jax.random.uniform(k, (length,), jnp.float32))(keys).T
@@ -206,6 +206,36 @@ class RND:
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return Adam()(self.learning_rate)
+
+
+def explore(
+    bonus: RND | None,
+    state: PyTree,
+    rollout: Rollout,
+    spec: EnvSpec,
+    key: jax.Array,
+    replicas: Replicas,
+    epochs: int | None = None,
+    count: int | None = None,
+) -> tuple[PyTree, jax.Array | None, Metrics]:
+    """Return the next state, advantages [T, B] and metrics of `RND.update`; without a bonus, (), None and {}.
+
+    By default, the bonus takes one step on the whole rollout.
+    """
+    if bonus is None:
+        return state, None, {}
+    return bonus.update(state, rollout, spec=spec, key=key, replicas=replicas, epochs=epochs or 1, count=count or 1)
+
+
+def with_bonus(bonus: RND | None, advantages: jax.Array, intrinsic: jax.Array | None) -> jax.Array:
+    """Return the weighted sum of advantages and of those returned by `explore` (Burda et al., 2018, section 2.3)."""
+    if bonus is None or intrinsic is None:
+        return advantages
+    return bonus.extrinsic_weight * advantages + bonus.intrinsic_weight * intrinsic
+
+
+def _own_key(key: jax.Array) -> jax.Array:
+    return jax.random.fold_in(key, 1)
 
 
 def _parts(learned: Variables) -> dict[str, Variables]:

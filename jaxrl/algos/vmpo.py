@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, changed, static
+from jaxrl.algos import on_policy, returns, rnd, train_state
+from jaxrl.algos.base import algorithm, changed, number, part, static
 from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
-from jaxrl.algos.on_policy import ActingState, AdvantageFields, BonusFields, PolicyValueActing, Statistics
+from jaxrl.algos.on_policy import ActingState, OnPolicy, Statistics
+from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -22,7 +23,6 @@ from jaxrl.core.types import (
     EnvSpec,
     PyTree,
     Replicas,
-    Rollout,
     Source,
     UpdateInfo,
 )
@@ -42,7 +42,7 @@ class VMPOState(struct.PyTreeNode):
 
 
 @algorithm
-class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
+class VMPO(KLFields, MinibatchFields, OnPolicy):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -57,6 +57,10 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     epsilon_mean: Scalar = changed(1e-2)
     epsilon_std: Scalar = changed(1e-3)
     alpha_std: Scalar = changed(1.0)
+    gae_lambda: Scalar = number(
+        0.95, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
+    )
+    exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
     target_period: int = static(1, low=1, help="batches between updates of the acting policy, a copy of the network")
     minibatches: int | None = changed(
         None,
@@ -66,7 +70,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # The reasons, with figures, are in docs/algorithms/vmpo.md.
         images = has_images(spec.observation_space)
-        found = on_policy.resolved(self, spec, discrete_entropy=0.15 if images else 0.0)
+        found = self.resolved(spec, discrete_entropy=0.15 if images else 0.0)
         longer = spaces.is_continuous(spec.action_space) and not found["network"].recurrent
         if self.rollout_length is None:
             found["rollout_length"] = 128 if longer else 64
@@ -75,17 +79,20 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
+
     @property
     def experience(self) -> Mapping[str, Source]:
         # The limits are relative to the acting policy, which is up to `target_period` batches old anyway.
-        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+        return {"rollout": self.rollouts(max_policy_lag=1, unit=self.minibatches)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
         duals = {"temperature": self.temperature, "mean": self.alpha_mean}
         if spaces.is_continuous(spec.action_space):
             duals["std"] = self.alpha_std
         duals = {name: inverse_softplus(value) for name, value in duals.items()}
-        learner = on_policy.init(self, key, spec, target=True)
+        learner = self.first_state(key, spec, target=True)
         return VMPOState(
             network=learner.network,
             duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
@@ -101,22 +108,20 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     def update(
         self, state: VMPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[VMPOState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
-        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
-        bonus, intrinsic, explored = on_policy.explore(
-            self, state.bonus, rollout, spec=spec, key=key, replicas=replicas
+        statistics, rollout = self.prepare(state.statistics, batch, replicas)
+        bonus, intrinsic, explored = rnd.explore(
+            self.exploration_bonus, state.bonus, rollout, spec, key, replicas, self.epochs, self.minibatches
         )
-        rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
+        rows, inputs, network = rollout.rows, self.inputs(rollout), state.network.variables
         # Use values of the learner's network, because the recorded ones are from the target network.
-        output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
-        bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
-        segment = on_policy.segment(self, rollout, output.value, bootstrap_value)
+        output, carry, _ = self.unroll(network, inputs, rollout.carry.network, spec, train=False)
+        segment = self.segment(rollout, network, output.value, carry, spec)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
         data = {
             "inputs": inputs,
             "action": rows.action,
             "old": rows.extras["distribution"],
-            "advantage": on_policy.with_bonus(self, advantages, intrinsic),
+            "advantage": rnd.with_bonus(self.exploration_bonus, advantages, intrinsic),
             "target": advantages + output.value,
             "weight": rows.weight,
             "active": rollout.active,
@@ -130,7 +135,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
             gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
                 (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
             )
-            network, norms = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
+            network, norms = self.apply_gradients(network, gradients[0], replicas, model_state)
             duals = clip_duals(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
             return (network, duals), metrics | norms
 
@@ -150,7 +155,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
     def _loss(self, learned, model_state, minibatch, carry, spec, replicas):
         duals = jax.tree.map(jax.nn.softplus, learned[1])
         network = Variables(learned[0], model_state)
-        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
+        output, _, model_state = self.unroll(network, minibatch["inputs"], carry, spec, train=True)
         weight = minibatch["weight"]
         acting = on_policy.acting(weight, minibatch["active"])
 
@@ -167,7 +172,7 @@ class VMPO(BonusFields, KLFields, AdvantageFields, MinibatchFields, PolicyValueA
         bounds = sum(lagrangian_loss(x, duals[name], limits[name]) for name, x in moved.items())
         value_loss = weighted_mean(0.5 * jnp.square(minibatch["target"] - output.value), weight, replicas)
         entropy = mean(output.distribution.entropy())
-        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy) + bounds + temperature
+        loss = self.total_loss(policy_loss, value_loss, entropy) + bounds + temperature
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         metrics |= {"kl_weights": divergence, "temperature": fixed} | {f"kl_{name}": x for name, x in moved.items()}
         return loss, (metrics | {f"alpha_{name}": duals[name] for name in moved}, model_state)

@@ -10,7 +10,7 @@ from helpers.programs import assert_equal
 from helpers.tiers import few
 
 import jaxrl
-from jaxrl.algos import on_policy, returns
+from jaxrl.algos import returns
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec, NetworkInputs
@@ -178,14 +178,14 @@ def test_advantages_of_stale_data_bootstrap_from_the_learners_own_unroll():
     algo = jaxrl.A2C(**PLAIN, network=RECURRENT, gamma=0.9)
     state = learner(algo)
     rollout = collect(algo, algo.actor(learner(algo, 1)), moments(), jax.random.key(3))
-    advantages, targets = on_policy.advantages(algo, state.network.variables, rollout, 0.8, SPEC)
+    segment = algo.recorded_segment(rollout, state.network.variables, SPEC)
     inputs = NetworkInputs.of_timesteps(rollout.timesteps)
     variables = {"spec": SPEC, "model_state": (), "train": False}
     output, _, _ = RECURRENT.apply(state.network.params, inputs, rollout.carry.network, **variables)
     rows, values = rollout.rows, rollout.rows.extras["value"]
     expected = returns.gae(returns.Segment.of_rows(rows, values, output.value[-1]), 0.9, 0.8)
-    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(targets, expected + values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(returns.gae(segment, 0.9, 0.8), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(segment.values, values)
 
 
 # --- defaults that depend on the environment -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from helpers.refused import refused
 from helpers.tiers import few
 
 import jaxrl
-from jaxrl.algos import on_policy, optimizers, train_state
+from jaxrl.algos import optimizers, train_state
 from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, LaProp, Muon, RMSProp, clip_by_norm, clipped
 from jaxrl.core.config import decode, encode
 from jaxrl.networks import MLP, ActorCritic, Critic
@@ -106,8 +106,8 @@ def test_joint_clipping_is_by_the_global_norm_and_the_value_has_its_own_rate():
     algo = jaxrl.PPO(
         optimizer=rule, learning_rate=0.1, value_learning_rate=1.0, max_grad_norm=1.0, joint_grad_norm=True
     )
-    state = train_state.create(params, (), on_policy.transformation(algo))
-    state, norm = train_state.apply_gradients(state, gradients, on_policy.transformation(algo), ONE)
+    state = train_state.create(params, (), algo.transformation)
+    state, norm = train_state.apply_gradients(state, gradients, algo.transformation, ONE)
     assert norm == pytest.approx(5.0)
     np.testing.assert_allclose(state.params["policy"]["w"], [-0.1 * 0.6 / np.sqrt(0.36 + 1), 0.0], rtol=1e-5)
     np.testing.assert_allclose(state.params["value"]["w"], [0.0, -0.8 / np.sqrt(0.64 + 1)], rtol=1e-5)

@@ -303,7 +303,7 @@ def test_what_is_normalized_is_seen_and_the_first_rewards_are_within_the_support
     rollout = collect(algo, resolve_schedules(algo, jnp.float32(0)).actor(state), timesteps, KEY, BOXED)
     assert set(rollout.extras) == {"log_prob", "discounted_return"}
     assert updated(algo, state, rollout, BOXED)[1].metrics["support_clipped_mass"] < 0.1
-    after = on_policy.update_statistics(algo, state.statistics, rollout, SingleReplica())
+    after = on_policy.update_statistics(state.statistics, rollout, algo.gamma, SingleReplica())
     seen = after.observation.moments["array"].mean
     np.testing.assert_allclose(seen, broken_moments().observation[:-1].mean((0, 1)), atol=1e-5)
     assert float(after.reward.moments["array"].mean) != 0.0

@@ -16,7 +16,7 @@ from helpers.rnd import EPS, Past
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.algos import on_policy
+from jaxrl.algos import rnd
 from jaxrl.algos.base import replace
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.q_learning import transition_keys
@@ -126,8 +126,8 @@ def test_policies_learn_from_the_weighted_sum_of_both_advantages(name):
     seen = Past(BONUS, state.bonus).see(params, np.asarray(rollout.timesteps.observation, np.float64))
     intrinsic = jnp.asarray(seen.advantages, jnp.float32)
     if name == "impala":
-        inputs, network = on_policy.batch_inputs(algo, rollout), state.network.variables
-        output, _, _ = on_policy.unroll(algo, network, inputs, (), SPEC, train=False)
+        network = state.network.variables
+        output, _, _ = algo.unroll(network, algo.inputs(rollout), (), SPEC, train=False)
         ratio = jnp.exp(output.distribution.log_prob(rollout.action) - rollout.extras["log_prob"])
         assert ratio.max() > 1.1 and ratio.min() < 0.9
         intrinsic = jnp.minimum(ratio, 1.0) * intrinsic
@@ -138,7 +138,7 @@ def test_policies_learn_from_the_weighted_sum_of_both_advantages(name):
         return jax.tree.leaves(new.network.params)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_policy, "with_bonus", lambda algo, advantages, _: 3.0 * advantages + 0.5 * intrinsic)
+        patch.setattr(rnd, "with_bonus", lambda bonus, advantages, _: 3.0 * advantages + 0.5 * intrinsic)
         by_hand = learned(plain)
     for a, b in zip(learned(algo), by_hand, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
