@@ -177,6 +177,9 @@ def pbt(
         list of numbers or of schedules of one kind, or a single value, which fixes the field. Only traced fields are
         allowed.
 
+    Returns:
+      The learning curves, final learner states and hyperparameters of all members, and the winner.
+
     Raises:
       ConfigError: settings are invalid; the message lists all of them.
       RunDirectoryError: `run_dir` is in use, contains anything other than this population, or contains a file that

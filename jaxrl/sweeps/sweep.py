@@ -75,6 +75,9 @@ def sweep(
         `Uniform` / `LogUniform` with `num_samples`. Static fields are allowed too; each combination of their values is
         a separate program.
 
+    Returns:
+      The scores, learning curves and final learner states of all runs.
+
     Raises:
       ConfigError: settings are invalid; the message lists all of them.
       RunDirectoryError: `run_dir` is in use, contains anything other than this sweep, or contains a file that jaxrl

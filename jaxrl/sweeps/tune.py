@@ -207,6 +207,9 @@ def tune(
       **space: search spaces of fields, replacing or extending the default space: `LogUniform`, `Uniform`, a list of
         values, or a single value, which fixes the field.
 
+    Returns:
+      The settings and returns of all trials.
+
     Raises:
       ConfigError: settings are invalid (the message lists all of them), or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.

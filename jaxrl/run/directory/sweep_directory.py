@@ -3,8 +3,8 @@
 sweep.json       the configurations, the scores, and the best run; written last
 metrics.jsonl    one row for each configuration, seed and point of the curves; read by `jaxrl plot`
 curves.csv       the same rows as a table, with the settings
-table.csv, table.md, curves.png
-lineage.csv, lineage.png   of a population, instead of curves.png
+table.csv, table.md, curves.png   the summary table, and a plot of the learning curves
+lineage.csv, lineage.png          the lineage of a population and its plot, instead of curves.png
 best/            a run directory with the learner state of the best run, unless that run has its own directory
 """
 
