@@ -1,7 +1,7 @@
 """Threads with time limits for host environments that may block.
 
 Code of other libraries can block in ways that signals do not interrupt. So it runs in a separate thread, which is
-abandoned if the code does not return.
+left running if the code does not return.
 """
 
 import contextlib
