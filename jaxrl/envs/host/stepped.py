@@ -149,7 +149,10 @@ class SteppedRecipe(LibraryRecipe):
         return cls(id=id, options=options, **stepping, **found, **fields)
 
     def spec(self) -> Any:
-        """Return the argument `spec` of `worker_program.made`."""
+        """Return the object from which `worker_program.made` makes an environment.
+
+        It is a Gymnasium spec, a function, or a tuple for `FromDmEnv`.
+        """
         raise NotImplementedError
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
