@@ -214,8 +214,8 @@ def tune(
       ConfigError: settings are invalid (the message lists all of them), or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, contains anything other than this search, or contains a file that jaxrl
-        did not write but whose name it uses.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this search, or contains a foreign file
+        with a name that jaxrl uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")

@@ -61,8 +61,7 @@ def check(
       overwrite: whether the results of another sweep of this kind may be replaced.
 
     Raises:
-      RunDirectoryError: the directory contains something else, or a file that jaxrl did not write but whose name it
-        uses.
+      RunDirectoryError: the directory contains something else, or a foreign file with a name that jaxrl uses.
     """
     ownership.check_folder(path, kind)
     for program in path.glob("program-[0-9]*"):
@@ -77,7 +76,7 @@ def check_best(path: Path) -> None:
     """Check that the best policy of a sweep or a search can be saved in its directory.
 
     Raises:
-      RunDirectoryError: `best` is a link or a run, or contains a file that jaxrl did not write but whose name it uses.
+      RunDirectoryError: `best` is a link or a run, or contains a foreign file with a name that jaxrl uses.
     """
     best = path / BEST
     check_below(path, best)
