@@ -395,8 +395,8 @@ def check_recorded(env: str, options: Mapping[str, Any]) -> None:
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(
-            f"a file may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain words; for "
-            "other values create the environment yourself: env=jaxrl.make(...)"
+            f"a saved configuration may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain "
+            "words; for other values, create the environment yourself: env=jaxrl.make(...)"
         )
 
 
