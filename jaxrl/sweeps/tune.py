@@ -241,7 +241,7 @@ def tune(
     )
     problems = wrong + settings_problems("a search", run, space)
     if run.topology is not None and run.num_envs is not None:
-        problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
+        problems.append(f"num_envs={run.num_envs} is not allowed with topology={run.topology}; set it in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += [] if wrong else how.problems(devices)
