@@ -39,7 +39,7 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     def __post_init__(self, by_hand):
         module, _, name = self.id.rpartition(":")
-        if module and module not in sys.modules:  # `make` imports the module; a file must not
+        if module and module not in sys.modules:  # `make` imports the module; a configuration must not
             raise ConfigError(_module_problem(self.id))
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
