@@ -270,7 +270,7 @@ def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
     Args:
       x: arrays `[steps, ...]`, or nested dictionaries of them.
       first: the result of `first_integers` for the space of `x`.
-      sign: 1 for integers that start at 0 and are to start at `first`; -1 for the reverse.
+      sign: 1 to shift integers that start at 0 so that they start at `first`; -1 to shift them back.
       name: the name of the field, for error messages.
 
     Raises:
