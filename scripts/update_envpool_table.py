@@ -96,7 +96,7 @@ def endings(name: str) -> str:
             longest = max(longest, int(timestep.episode.length.max()))
     finally:
         host.close()
-    limit = f"{own:,} steps" if 0 < own < 2**31 - 1 else "no limit"
+    limit = f"{own:,} steps" if 0 < own < 2**31 - 1 else "none by default"
     if not cut:
         return f"{limit}; it terminates before, after {longest} here"
     return f"{limit}, truncated{', one step late' if cut == {LIMIT + 1} else ''}" + f", at {cut}" * (min(cut) < LIMIT)

@@ -65,7 +65,7 @@ def run(name: str, place: str, argv: Sequence[str]) -> int:
       argv: the arguments after the command.
 
     Raises:
-      ConfigError: lists every problem with the command line.
+      ConfigError: arguments are invalid; the message lists all problems.
     """
     cls: type[Command] = found(place)
     flags = cls.flags(name)

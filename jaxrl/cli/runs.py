@@ -41,10 +41,10 @@ class ParsedCommand:
 
 
 def read(command: str, argv: Sequence[str]) -> ParsedCommand:
-    """Parse and validate `ALGORITHM [FLAGS]`.
+    """Parse and validate `ALGORITHM [FLAGS]`; return the parsed command.
 
     Raises:
-      ConfigError: lists every wrong value.
+      ConfigError: arguments are invalid; the message lists all problems.
     """
     preset, name, rest = _preset(argv), argv[0], list(argv[1:])
     if preset is not None and name.startswith("-"):

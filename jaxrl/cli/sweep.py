@@ -128,7 +128,7 @@ def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, An
       words: the values of the flag.
 
     Raises:
-      ConfigError: lists every value that cannot be parsed.
+      ConfigError: a value cannot be parsed; the message lists all such values.
     """
     drawn = {"uniform": Uniform, "loguniform": LogUniform, "log": LogUniform}
     space, problems = {}, []

@@ -55,7 +55,7 @@ def train_settings(parsed: ParsedCommand) -> RunSettings:
     """Return the settings of the run that the flags describe.
 
     Raises:
-      ConfigError: lists every wrong value.
+      ConfigError: values are invalid; the message lists all problems.
     """
     request = prepare(parsed)
     arguments: dict[str, Any] = {"total_steps": None} | request.arguments  # optional for a target
@@ -86,7 +86,7 @@ def prepare(parsed: ParsedCommand) -> TrainRequest:
     """Return the algorithm, the environment and the arguments of `train`, `sweep`, `tune` and `pbt`.
 
     Raises:
-      ConfigError: lists every wrong value.
+      ConfigError: values are invalid; the message lists all problems.
     """
     run = parsed.run
     if run.get("out") is not None:

@@ -164,7 +164,7 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
     """Return `key=value` arguments as a dictionary.
 
     Raises:
-      ConfigError: lists every argument of another form.
+      ConfigError: an argument has another form; the message lists all such arguments.
     """
     wrong = [word for word in words if not word.partition("=")[0] or "=" not in word]
     if wrong:

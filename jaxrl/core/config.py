@@ -208,7 +208,7 @@ def _decode_array(array, shape, dtype):
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # a single number is not expanded in memory
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"an array in a configuration cannot be read: {error}") from error
+        raise ConfigError(f"the values of a {dtype} array in a configuration cannot be read: {error}") from error
 
 
 def _dtype(name):

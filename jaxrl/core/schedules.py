@@ -195,10 +195,10 @@ def parse(text: str | float) -> float | Schedule:
 
 
 def to_config(value: Scalar) -> float | str:
-    """Return a number, or a schedule as text, for `config.json`; `parse` restores both exactly.
+    """Return `value` as in `config.json`: a number, or a schedule as text; `parse` restores it exactly.
 
     Args:
-      value: a number, or a schedule of numbers; not traced.
+      value: a number or a schedule of numbers; traced values are not supported.
     """
     if not is_schedule(value):
         return float(value)

@@ -512,10 +512,10 @@ class Replicas(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Algorithm: losses, targets and exploration as pure functions of a frozen pytree, whose leaves are its numbers.
+    """Algorithm: a frozen dataclass and pytree, whose leaves are its numeric settings.
 
-    Schedules are resolved before any method is called (`jaxrl.schedules.resolve_schedules`): the methods only receive
-    numbers.
+    Its methods are pure functions, which contain the losses, targets and exploration. Schedules are resolved before any
+    method is called (`jaxrl.schedules.resolve_schedules`): the methods only receive numbers.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # algorithms are dataclasses

@@ -44,7 +44,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     """
     lengths = dataset.lengths
     if not len(lengths):
-        raise ConfigError("there are no episodes to load into memory")
+        raise ConfigError("the dataset has no episodes to load; select(...) or where(...) may have removed all of them")
     count = int(lengths.sum()) + len(lengths)
     reader = RowReader(dataset, extras)
     (example,) = reader.read(np.arange(1))

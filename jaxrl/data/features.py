@@ -53,7 +53,7 @@ class Field:
 
 
 def tfds() -> Any:
-    """Import and return the package `tensorflow_datasets`, which does not import TensorFlow.
+    """Import and return `tensorflow_datasets`, without importing TensorFlow.
 
     Raises:
       MissingExtraError: the package is not installed.

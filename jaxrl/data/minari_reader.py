@@ -265,13 +265,13 @@ def first_integers(space: Any, *, boxes: bool = False) -> Any:
 
 
 def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
-    """Shift integers that start at 0 to start at `first` (`sign` 1), or the reverse (`sign` -1), keeping dtypes.
+    """Return `x` with its integers shifted by `sign * first`; dtypes do not change.
 
     Args:
       x: arrays `[steps, ...]`, or nested dictionaries of them.
       first: the result of `first_integers` for the space of `x`.
-      sign: 1 or -1.
-      name: the name of the field, with which error messages begin.
+      sign: 1 to shift integers that start at 0 so that they start at `first`; -1 to shift them back.
+      name: the name of the field, for error messages.
 
     Raises:
       DatasetError: a shifted integer does not fit into its dtype.

@@ -164,7 +164,7 @@ def like(old: Any, value: Any) -> Any:
     """
     if not jax.tree_util.all_leaves([old]):
         if jax.tree.structure(old) != jax.tree.structure(value):
-            raise ValueError(f"{type(value).__name__} has a different structure")
+            raise ValueError(f"its structure must be {jax.tree.structure(old)}")
         return jax.tree.map(like, old, value)
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
         return array_like(old, value)

@@ -241,7 +241,7 @@ class SuiteEnv(struct.PyTreeNode):
         chosen = {k: x for k, x in parameters.items() if k in sizes and isinstance(x, int | float) and "seed" not in k}
         if large := [f"{k}={x!r:.80}" for k, x in chosen.items() if not abs(x) <= cls.largest]:
             raise ConfigError(
-                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the maximum for numbers in files; "
+                f"{', '.join(large)} of {cls.suite}:{name} exceeds {cls.largest}, the maximum in saved configurations; "
                 "create the environment yourself: env=jaxrl.make(...)"
             )
         return cls._built(name, parameters)

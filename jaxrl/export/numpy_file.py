@@ -135,7 +135,7 @@ def _sizes(sizes: Sequence[Any]) -> list[Any]:
 
 
 def _block(equation: Equation) -> dict[str, Any] | None:
-    """Return the parameters of a gather operation that takes one block, or None for any other gather."""
+    """Return the parameters of a gather that reads one contiguous slice; None for any other gather."""
     how, (x, start) = equation.parameters["dimension_numbers"], (value.aval for value in equation.inputs)
     axes, dropped = _plain(how.start_index_map), _plain(how.collapsed_slice_dims)
     in_order = tuple(how.offset_dims) == tuple(range(len(x.shape) - len(dropped)))

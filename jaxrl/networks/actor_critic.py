@@ -73,7 +73,7 @@ class ActorCritic(Network):
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial carry of one environment: `()` if feed-forward, a dict if the bodies are separate."""
+        """Return the initial carry of one environment; `()` without a core, a dict if the bodies are separate."""
         if self.core is None:
             return ()
         if self.shared:

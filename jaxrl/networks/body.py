@@ -58,7 +58,7 @@ class Encoder:
         return Body(torso, spec, rngs, **{name: getattr(self, name) for name in names} | others)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial carry of one environment, which is `()` if feed-forward."""
+        """Return the initial carry of one environment; `()` if the network is feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
 

@@ -102,7 +102,7 @@ class ForeignNetwork(Encoder):
         return params, model_state
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """Return the initial carry of one environment, which is `()` if feed-forward."""
+        """Return the initial carry of one environment; `()` if the module is feed-forward."""
         return () if self.carry is None else self.carry()
 
     def apply(

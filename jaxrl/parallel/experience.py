@@ -227,7 +227,7 @@ class Experience:
         """Sample the batches of one update.
 
         Args:
-          states: the states, with their rings.
+          states: the state of each buffer, with its ring.
           key: key of this round of updates.
           number: index of the update within this round, int32.
 
@@ -252,7 +252,7 @@ class Experience:
         """Remove the whole episodes of one update from the states; return the states and the episodes.
 
         Args:
-          states: the states, with their rings.
+          states: the state of each buffer, with its ring.
           rollouts: the newest rollout of each source.
         """
         taken = {name: buffer.take(states[name], rollouts[name]) for name, buffer in self.episodes.items()}

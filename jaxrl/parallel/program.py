@@ -37,7 +37,7 @@ class HostLoop[Env, Data](Protocol):
     """
 
     def begin(self, algo: Algorithm, env: Env, seed: int) -> PyTree:
-        """Create the parts of the run on the host, and return the source for `RolloutCollector.begin`.
+        """Create what the run needs on the host (environments, threads); return `source` for `RolloutCollector.begin`.
 
         After an error, the caller calls `close`.
         """

@@ -117,7 +117,9 @@ def choose(
         return default_topology(env), found
     found = topology.problems(env)
     if num_envs is not None:
-        found.append(f"num_envs={num_envs} with topology={topology}: set num_envs in the topology instead")
+        found.append(
+            f"num_envs={num_envs} is not allowed with topology={topology}; set it in the topology, or leave it out"
+        )
     return topology, found
 
 

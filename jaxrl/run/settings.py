@@ -133,8 +133,10 @@ class RunSettings:
         offline, has_dataset = env is None, dataset is not None
         about = eval_env if env is None else env
         if about is None or (offline and not has_dataset):
-            missing = "a dataset and no env; pass" if has_dataset else "no env; pass one, or"
-            raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
+            raise ConfigError(
+                ("dataset= needs an environment; pass" if has_dataset else "no environment; pass env, or dataset= and")
+                + " eval_env=, the environment that the data comes from"
+            )
         fraction, fraction_problems = _resolved_fraction(self.dataset_fraction, algo, has_dataset, offline)
         problems += fraction_problems
         if self.video_every is not None and run_dir is None:

@@ -108,8 +108,9 @@ def train(
       eval_env: another environment for evaluations, in the same forms as `env`. Its observations and actions must have
         the same shapes and types as those of `env`, while bounds, parameters and time limits may differ.
       explore_in_evaluation: sample actions as in training instead of taking the best ones.
-      async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
-        The result of an evaluation is available, and compared with `target_return`, at the next evaluation.
+      async_evaluation: evaluate in a thread while training continues, on a device that is not used for learning if
+        there is one. The result of an evaluation is available, and compared with `target_return`, at the next
+        evaluation.
       target_return: stop the run when the mean return of an evaluation is at least this value.
       callbacks: functions of a `Moment`, or objects with state (`jaxrl.run.callbacks`), called at evaluations and at
         the end. They may stop the run or change the environment's parameters.

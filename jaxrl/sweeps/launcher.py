@@ -132,8 +132,8 @@ def launch(
     Raises:
       ConfigError: settings are invalid (checked before any run is launched), or a run needs more resources than the
         cluster has.
-      RunDirectoryError: a directory contains something else, is a link, or contains a file that jaxrl did not write but
-        whose name it uses.
+      RunDirectoryError: a directory contains something else, is a link, or contains a foreign file with a name that
+        jaxrl uses.
     """
     check_no_evaluator("a sweep of experiments")
     run = RunSettings.of(locals()).prepared()

@@ -177,10 +177,13 @@ def pbt(
         list of numbers or of schedules of one kind, or a single value, which fixes the field. Only traced fields are
         allowed.
 
+    Returns:
+      The learning curves, final learner states and hyperparameters of all members, and the winner.
+
     Raises:
       ConfigError: settings are invalid; the message lists all of them.
-      RunDirectoryError: `run_dir` is in use, contains anything other than this population, or contains a file that
-        jaxrl did not write but whose name it uses.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this population, or contains a foreign
+        file with a name that jaxrl uses.
       KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
       SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """

@@ -141,8 +141,8 @@ class SweepResult(Tabulated):
           The directory.
 
         Raises:
-          RunDirectoryError: the directory contains a run, a link, another sweep, or a file that jaxrl did not write but
-            whose name it uses; or it cannot be written to.
+          RunDirectoryError: the directory contains a run, a link, another sweep, or a foreign file with a name that
+            jaxrl uses; or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)

@@ -75,10 +75,13 @@ def sweep(
         `Uniform` / `LogUniform` with `num_samples`. Static fields are allowed too; each combination of their values is
         a separate program.
 
+    Returns:
+      The scores, learning curves and final learner states of all runs.
+
     Raises:
       ConfigError: settings are invalid; the message lists all of them.
-      RunDirectoryError: `run_dir` is in use, contains anything other than this sweep, or contains a file that jaxrl
-        did not write but whose name it uses.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this sweep, or contains a foreign file with
+        a name that jaxrl uses.
       KeyboardInterrupt: after Ctrl-C, once progress is saved in `run_dir`.
       SystemExit: after SIGTERM or when the terminal is closed, once progress is saved in `run_dir`.
     """

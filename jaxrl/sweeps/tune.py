@@ -207,12 +207,15 @@ def tune(
       **space: search spaces of fields, replacing or extending the default space: `LogUniform`, `Uniform`, a list of
         values, or a single value, which fixes the field.
 
+    Returns:
+      The settings and returns of all trials.
+
     Raises:
       ConfigError: settings are invalid (the message lists all of them), or the Ray cluster has no room for a trial.
       MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
       PeerError: no process could be started on the Ray cluster.
-      RunDirectoryError: `run_dir` is in use, contains anything other than this search, or contains a file that jaxrl
-        did not write but whose name it uses.
+      RunDirectoryError: `run_dir` is in use, contains anything other than this search, or contains a foreign file
+        with a name that jaxrl uses.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
@@ -238,7 +241,7 @@ def tune(
     )
     problems = wrong + settings_problems("a search", run, space)
     if run.topology is not None and run.num_envs is not None:
-        problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
+        problems.append(f"num_envs={run.num_envs} is not allowed with topology={run.topology}; set it in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += [] if wrong else how.problems(devices)

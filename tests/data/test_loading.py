@@ -310,7 +310,7 @@ def test_settings_out_of_range_are_told_together():
     with pytest.raises(ConfigError, match="9 steps; .* 3 transitions"):
         Loader(InMemory([3, 2]), 1, sequence=Sequence(9, end="write"))
     refused(lambda: Loader(InMemory([]), 1), "none of 0 episodes")
-    refused(lambda: arrays(InMemory([])), "there are no episodes")
+    refused(lambda: arrays(InMemory([])), "the dataset has no episodes")
     loader = Loader(InMemory([3]), 1, extras=("values",))
     refused(lambda: loader.batch(0), "did you mean 'value'")
     refused(lambda: loader.batch(-1), "number=-1 must be at least 0")

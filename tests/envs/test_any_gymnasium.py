@@ -173,7 +173,7 @@ def test_a_wrapper_of_a_module_in_workers():
     host.reset(), host.step(np.zeros(1, np.int32))
     assert host.step(np.zeros(1, np.int32)).reward.tolist() == [6.0]
     host.close()
-    with pytest.raises(ConfigError, match="a file may set wrappers"):
+    with pytest.raises(ConfigError, match="may set wrappers"):
         recipe.restore("Counting-v0", recipe.parameters, recipe.observation_space, recipe.action_space)
 
 
@@ -192,7 +192,7 @@ def test_wrappers_of_a_class_that_is_passed():
 def test_a_run_on_another_packages_environment_says_the_flags_that_load_it():
     options = {"length": 2, "wrappers": "FlattenObservation"}
     recipe = jaxrl.make("gymnasium:host_probes:Counting-v0", **options)
-    with pytest.raises(ConfigError, match="a file must not") as caught:
+    with pytest.raises(ConfigError, match="a saved configuration must not") as caught:
         recipe.restore(recipe.id, recipe.parameters, recipe.observation_space, recipe.action_space)
     shell = str(caught.value).partition("in a shell ")[2].partition(", in Python")[0]
     flag, name, params, *words = shlex.split(shell)

@@ -227,7 +227,7 @@ def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(han
         hang(host)
 
     monkeypatch.setattr(SpoiledEnvironment, "close", close)
-    said = {"hangs": "has not returned", "raises": "raised ValueError: it cannot be closed"}[how]
+    said = {"hangs": "has not returned", "raises": "raised ValueError..it cannot be closed"}[how]
     with pytest.warns(RuntimeWarning, match=f"spoiled: close.. {said}"):
         assert train(Spoiled(ENV, at=-1), evaluation_episodes=1).total_steps == STEPS
 

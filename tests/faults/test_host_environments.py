@@ -338,7 +338,7 @@ def test_workers_end_with_their_parent(end, tmp_path):
 # --- what is closed --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closing, said", [("hang", "has not returned"), ("raise", "raised ValueError: it cannot be")])
+@pytest.mark.parametrize("closing, said", [("hang", "has not returned"), ("raise", "raised ValueError..it cannot be")])
 def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing, said):
     monkeypatch.setattr(watchdog, "GOODBYE", 0.5)
     free = threading.Event()

@@ -255,7 +255,7 @@ def _jax_or_envpool() -> str:
     for row in _read("jax-or-envpool")["rows"]:
         speeds = [_short(row[f"{name} (steps/s)"]) for name in ("JAX", "EnvPool")]
         lines.append([row["jax"], f"{row['num_envs']:,}", *speeds, f"{row['JAX / EnvPool']:.2g}"])
-    return table("JAX environment | how many | JAX | EnvPool | JAX / EnvPool", lines)
+    return table("JAX environment | environments | JAX | EnvPool | JAX / EnvPool", lines)
 
 
 def _memory() -> str:

@@ -264,8 +264,8 @@ class FromData(jaxrl.DQN):
     "arguments, said",
     [
         ({"algo": "ppo"}, "PPO is on-policy"),
-        ({"eval_env": None}, "pass dataset= and eval_env="),
-        ({"dataset": None}, "there is no env; pass one, or dataset= and eval_env="),
+        ({"eval_env": None}, "dataset= needs an environment; pass eval_env="),
+        ({"dataset": None}, "no environment; pass env, or dataset= and eval_env="),
         ({"num_envs": 4}, "num_envs has no meaning"),
         ({"topology": jaxrl.Anakin()}, r"the topology must be Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),

@@ -112,7 +112,7 @@ def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnv
 
 
 def _spec(name, factory):
-    """Return the argument `spec` of `worker_program.made`."""
+    """Return the tuple from which `worker_program.made` makes an environment, with a task name or a factory."""
     return (name.partition(":")[2] if factory is None else factory,)
 
 

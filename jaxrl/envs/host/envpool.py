@@ -71,7 +71,7 @@ _RESERVED = {
     "gym_reset_return_info": "jaxrl needs the default value",
     "base_path": "EnvPool sets it",
 }
-# Options of ViZDoom that a file must not set: the program to run, its arguments, and the files that it opens.
+# Options of ViZDoom that a saved configuration must not set: the program, its arguments, and the files that it opens.
 _BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd_path", "wad_path")
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options in addition to the task's own
 
@@ -111,8 +111,8 @@ class EnvPoolRecipe(LibraryRecipe):
             raise ConfigError([f"envpool:{name} does not accept {key}: {_RESERVED[key]}" for key in strange])
         if by_hand := sorted(parameters.keys() & set(_BY_HAND)):
             raise ConfigError(
-                f"a file may not set {', '.join(by_hand)} of envpool:{name}, which name programs to run or files to "
-                "open; create the environment yourself: env=jaxrl.make(...)"
+                f"a saved configuration must not set {', '.join(by_hand)} of envpool:{name}, because such options name "
+                "programs to run or files to open; create the environment yourself: env=jaxrl.make(...)"
             )
         return cls.restored(name, parameters, observation_space, action_space)
 

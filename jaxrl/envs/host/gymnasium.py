@@ -39,12 +39,13 @@ class GymnasiumRecipe(stepped.SteppedRecipe):
 
     def __post_init__(self, by_hand):
         module, _, name = self.id.rpartition(":")
-        if module and module not in sys.modules:  # `make` imports the module; a file must not
+        if module and module not in sys.modules:  # `make` imports the module; a configuration must not
             raise ConfigError(_module_problem(self.id))
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
             raise ConfigError(
-                f"{self.name} runs code of other libraries, which a file must not do; create it: env=jaxrl.make(...)"
+                f"{self.name} runs code of other libraries, which a saved configuration must not do; create the "
+                "environment yourself: env=jaxrl.make(...)"
             )
 
     @property
@@ -187,8 +188,8 @@ def _module_problem(name, options=()):
     assigned = [f"{key}={presentation.text(value)}" for key, value in dict(options).items()]
     words = " ".join(f'"{x}"' if "'" in x and not set(x) & set('"$`\\!') else shlex.quote(x) for x in assigned)
     return (
-        f"gymnasium:{name} imports a module, which a file must not do; create the environment yourself: in a shell "
-        f"--env gymnasium:{name}{' --env-params ' * bool(assigned)}{words}, in Python "
+        f"gymnasium:{name} imports a module, which a saved configuration must not do; create the environment "
+        f"yourself: in a shell --env gymnasium:{name}{' --env-params ' * bool(assigned)}{words}, in Python "
         f"env=jaxrl.{presentation.made(f'gymnasium:{name}', dict(options), {})}"
     )
 

@@ -149,7 +149,10 @@ class SteppedRecipe(LibraryRecipe):
         return cls(id=id, options=options, **stepping, **found, **fields)
 
     def spec(self) -> Any:
-        """Return the argument `spec` of `worker_program.made`."""
+        """Return the object from which `worker_program.made` makes an environment.
+
+        It is a Gymnasium spec, a function, or a tuple for `FromDmEnv`.
+        """
         raise NotImplementedError
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "SteppedEnvironment":
@@ -392,8 +395,8 @@ def check_recorded(env: str, options: Mapping[str, Any]) -> None:
     """
     if strange := sorted(str(name) for name, value in options.items() if not _is_plain(value)):
         raise ConfigError(
-            f"a file may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain words; for "
-            "other values create the environment yourself: env=jaxrl.make(...)"
+            f"a saved configuration may set {', '.join(strange)[:200]} of {env} only to numbers, True, False and plain "
+            "words; for other values, create the environment yourself: env=jaxrl.make(...)"
         )
 
 

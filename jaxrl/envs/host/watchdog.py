@@ -1,7 +1,7 @@
 """Threads with time limits for host environments that may block.
 
 Code of other libraries can block in ways that signals do not interrupt. So it runs in a separate thread, which is
-abandoned if the code does not return.
+left running if the code does not return.
 """
 
 import contextlib
@@ -158,9 +158,9 @@ class Stepper:
     def failure(self) -> str:
         """A description of the last work's failure, or ""; read it once, after `close`, instead of calling `wait`."""
         if self._thread.is_alive():
-            return "has not returned"
+            return f"has not returned within {GOODBYE:g} s; its thread is left running"
         _, error = self._done.get()
-        return "" if error is None else f"raised {type(error).__name__}: {error}"
+        return "" if error is None else f"raised {error!r}; the error is ignored"
 
 
 def close_all(hosts: Iterable[Any], what: str = "") -> None:
@@ -178,7 +178,7 @@ def close_all(hosts: Iterable[Any], what: str = "") -> None:
         stepper.close(max(0.0, until - time.monotonic()))
         if failure := stepper.failure:
             name = what or getattr(host, "name", type(host).__name__)
-            warnings.warn(f"{name}: close() {failure}; it is abandoned", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{name}: close() {failure}", RuntimeWarning, stacklevel=3)
 
 
 class Supervised:

@@ -306,7 +306,7 @@ def ending(timestep):
         step.
     """
     if timestep.first():
-        raise ValueError("step() began another episode before StepType.LAST; end each episode with it")
+        raise ValueError("step() began another episode before StepType.LAST; return it in the last step of an episode")
     try:
         discount = float(timestep.discount)
     except (TypeError, ValueError):

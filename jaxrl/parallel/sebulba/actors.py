@@ -259,7 +259,10 @@ class ActorThreads:
 
 
 def _wait(thread, collectors, until):
-    """Wait for a thread to end: until `until` if its environments are stepping, otherwise while it may be compiling."""
+    """Wait for a thread to end, until the time `until`.
+
+    If none of its environments is stepping then, the thread may be compiling: wait up to `_COMPILING` seconds longer.
+    """
     while thread.is_alive() and time.monotonic() < until + _COMPILING:
         thread.join(TURN)
         if time.monotonic() > until and any(collector.stepping.since is not None for collector in collectors):

@@ -46,7 +46,7 @@ class RateLimit:
 
     @property
     def least_tolerance(self) -> float:
-        """The smallest tolerance without a deadlock: one update or, if that is more, the updates per round."""
+        """The smallest tolerance that cannot cause a deadlock: the number of updates per round, but at least 1."""
         return max(1.0, self.replay_ratio * self.steps)
 
     def is_update_next(self, counts: Counts, *, is_round_ready: bool) -> bool:

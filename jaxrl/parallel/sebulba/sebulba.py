@@ -42,7 +42,7 @@ class Sebulba(Topology):
         is divisible as the other settings require.
       actors: number of actor threads in each process.
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
-      devices: number of devices that learn; the environments are divided over them. With several processes: the total
+      devices: number of devices for learning; the environments are divided over them. With several processes: the total
         number. None: one in each process.
       actor_devices: number of devices that act in each process: the devices after the learner's devices if there are
         enough, otherwise the learner's devices; threads are assigned to them in turn.

@@ -359,9 +359,9 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     if problems := manifests.differences(template_leaves, saved, partial=partial):
         raise CheckpointError(
             f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems) + "\n"
-            f"jaxrl {record.jaxrl_version} wrote it, and this is jaxrl {own_version()}; if the settings are the same, "
-            "continue with the version that wrote it, or start another run from it, in another run_dir: "
-            f"init_from={str(path)!r} (--init-from)"
+            f"the checkpoint was written by jaxrl {record.jaxrl_version}, and this is jaxrl {own_version()}; if the "
+            "settings are the same, resume with the version that wrote it; otherwise, start another run from it, in "
+            f"another run_dir: init_from={str(path)!r} (--init-from)"
         )
     stored = {name: manifests.stored_as(leaf) for name, leaf in template_leaves.items()}
     _check_memory(path, stored)

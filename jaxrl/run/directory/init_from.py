@@ -263,7 +263,7 @@ def _problems(acting, theirs, learner, shapes, values):
         others = named_leaves(_needed(theirs)[name] if learner is None else learner, ".")
         found = {path: (tuple(x.shape), str(x.dtype)) for path, x in others.items()}
         lines = differences({path: leaves[number] for path, number in lacking.items()}, found, partial=True)
-        problems += lines if lines or not lacking else [f"the {name} have a different structure"]
+        problems += lines if lines or not lacking else [f"the {name} differ in structure from this run's"]
     return problems
 
 

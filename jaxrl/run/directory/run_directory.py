@@ -52,8 +52,8 @@ class RunDirectory:
 
     Raises:
       RunDirectoryError: another process has locked the directory; it contains a run of another configuration (the
-        message shows the differences), something other than a run, or a file that jaxrl did not write but whose name
-        it uses; or it cannot be written to.
+        message shows the differences), something other than a run, or a foreign file with a name that jaxrl uses;
+        or it cannot be written to.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 sweep.json       the configurations, the scores, and the best run; written last
 metrics.jsonl    one row for each configuration, seed and point of the curves; read by `jaxrl plot`
 curves.csv       the same rows as a table, with the settings
-table.csv, table.md, curves.png
-lineage.csv, lineage.png   of a population, instead of curves.png
+table.csv, table.md, curves.png   the summary table, and a plot of the learning curves
+lineage.csv, lineage.png          the lineage of a population and its plot, instead of curves.png
 best/            a run directory with the learner state of the best run, unless that run has its own directory
 """
 
@@ -61,8 +61,7 @@ def check(
       overwrite: whether the results of another sweep of this kind may be replaced.
 
     Raises:
-      RunDirectoryError: the directory contains something else, or a file that jaxrl did not write but whose name it
-        uses.
+      RunDirectoryError: the directory contains something else, or a foreign file with a name that jaxrl uses.
     """
     ownership.check_folder(path, kind)
     for program in path.glob("program-[0-9]*"):
@@ -77,7 +76,7 @@ def check_best(path: Path) -> None:
     """Check that the best policy of a sweep or a search can be saved in its directory.
 
     Raises:
-      RunDirectoryError: `best` is a link or a run, or contains a file that jaxrl did not write but whose name it uses.
+      RunDirectoryError: `best` is a link or a run, or contains a foreign file with a name that jaxrl uses.
     """
     best = path / BEST
     check_below(path, best)

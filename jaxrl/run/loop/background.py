@@ -42,7 +42,7 @@ class BackgroundTask:
         """Wait for the task, and return its result.
 
         Raises:
-          BaseException: the error of the task.
+          BaseException: any error that the task raised.
         """
         self.wait()
         if self.error is not None:

@@ -89,7 +89,7 @@ class Evaluations:
     def begin(self, state: RunState, done: int, *, log: bool = True) -> None:
         """Evaluate the policy after `done` iterations, or start its evaluation if evaluations run in a thread.
 
-        The thread uses a device of this process that does not learn, if there is one.
+        The thread uses a device of this process that is not used for learning, if there is one.
 
         Args:
           state: state of the run after these iterations.
@@ -97,7 +97,7 @@ class Evaluations:
           log: whether to log the result; a result for the same step is logged only once.
 
         Raises:
-          Exception: the error of an evaluation that does not run in a thread.
+          Exception: any error that the evaluation raised, unless it runs in a thread.
         """
         self._laps.lap("other")
         self._step, self._log, save = done * self.schedule.rows, log, None
@@ -130,7 +130,7 @@ class Evaluations:
         """Wait for the evaluation in a thread, if there is one, and log its result.
 
         Raises:
-          Exception: the error of the evaluation.
+          Exception: any error that the evaluation raised.
         """
         task, self._task = self._task, None
         if task is not None:
@@ -138,7 +138,7 @@ class Evaluations:
         self._laps.lap("evaluate")
 
     def close(self) -> None:
-        """Wait a few seconds for a running evaluation, whose result is ignored; abandon its thread if it hangs."""
+        """Wait a few seconds for a running evaluation, and ignore its result; leave its thread running if it hangs."""
         if self._task is not None:
             self._task.wait(GOODBYE)
 

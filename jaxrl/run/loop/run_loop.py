@@ -311,7 +311,7 @@ class Loop:
 
         Raises:
           Stop: a value was not finite; the state before the chunk is the last valid one.
-          Exception: the error of an evaluation in a thread.
+          Exception: any error that an evaluation in a thread raised.
         """
         self.evaluations.look()
         report = jax.device_get(chunk.report)

@@ -83,7 +83,7 @@ def default_episodes(env: Environment | HostRecipe) -> int:
 
 
 def layout(episodes: int, num_envs: int | None = None, agents: int = 1) -> tuple[int, int]:
-    """Return the number of environments, a multiple of `agents`, and the number of episodes in each environment."""
+    """Return `(num_envs, episodes per environment)`, with `num_envs` rounded up to a multiple of `agents`."""
     num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
     num_envs = -(-num_envs // agents) * agents
     return num_envs, -(-episodes // num_envs)

@@ -295,7 +295,7 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
             raise ConfigError(f"{where} has {has}, but the policy was trained on {expected}")
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
-            raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; use the same size for all parts")
+            raise ConfigError(f"{where} has parts of batch sizes {sizes} (None: no batch); use one size for all parts")
         return sizes.pop()
     array = _array(observation)
     shape, dtype = array.shape, array.dtype

@@ -99,8 +99,10 @@ def _merge(base, own):
 
 
 def _decoded(name, table):
-    if wrong := sorted(set(table) ^ (_KEYS - {"base", "unset"})):
-        raise ConfigError(f"the preset {name!r}: {wrong[0]!r} is missing, or is not one of {', '.join(sorted(_KEYS))}")
+    for key in sorted(set(table) ^ (_KEYS - {"base", "unset"})):
+        if key in table:
+            raise unknown(f"entry of the preset {name}:", key, _KEYS)
+        raise ConfigError(f"the preset {name!r} lacks the entry {key!r}")
     algorithm = config.decode(table["algorithm"])
     made = config.encode(algorithm)  # decoding ignores or changes some values, for the configurations of older runs
     if ignored := difference(_merge(made, table["algorithm"]), made, prefix="algorithm."):
