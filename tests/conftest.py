@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import tomllib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -20,6 +21,9 @@ hypothesis.settings.register_profile("deterministic", derandomize=True, deadline
 hypothesis.settings.load_profile("deterministic")
 
 
+TESTS = pathlib.Path(__file__).parent
+EXHAUSTIVE = tomllib.loads((TESTS / "exhaustive.toml").read_text(encoding="utf-8"))
+
 # Every compiled program takes a few mappings of memory, of which Linux gives a process 65,530 (vm.max_map_count), and
 # XLA dies of a segmentation fault when they are used up. One file of long tests alone can take 50,000. The programs are
 # on disk, so to forget them costs little; to count them takes milliseconds, hence not after each of the quick tests.
@@ -35,25 +39,37 @@ def forget_programs_if_many():
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out files without the mark that `-m` begins with, such as `exact`: to import all files takes minutes."""
-    mark = config.option.markexpr.partition(" ")[0]
+    mark, name = config.option.markexpr.partition(" ")[0], collection_path.relative_to(TESTS).as_posix()
     if mark not in ("exact", "exhaustive", "learning", "endurance") or not collection_path.name.startswith("test_"):
         return None
-    text = collection_path.read_text(encoding="utf-8")
-    return (mark not in text and not (mark == "exhaustive" and "helpers.tiers" in text)) or None
+    found = name in EXHAUSTIVE if mark == "exhaustive" else mark in collection_path.read_text(encoding="utf-8")
+    return not found or None
 
 
-def pytest_collection_modifyitems(items):
-    """Sort the files that take longest first, those of pages and notebooks: each is run by a single worker.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark what exhaustive.toml names, and sort the files that take longest first: each is run by a single worker.
 
     The further commands of docs/systems.md come last: they take half an hour, in which no other would be run.
     """
-
-    def place(item):
-        if item.path.name == "test_systems_commands.py" and item.get_closest_marker("exhaustive"):
-            return 2
-        return int(item.path.parent != pathlib.Path(__file__).parent)
-
-    items.sort(key=place)
+    unknown = {
+        (file, test, case) for file, tests in EXHAUSTIVE.items() for test in tests for case in [None, *tests[test]]
+    }
+    whole = not any("::" in argument for argument in config.args)
+    places = {}
+    for item in items:
+        file, (test, _, case) = item.path.relative_to(TESTS).as_posix(), item.name.removesuffix("]").partition("[")
+        kept = EXHAUSTIVE.get(file, {}).get(test)
+        exhaustive = kept is not None and case not in kept
+        if exhaustive:
+            item.add_marker("exhaustive")
+        unknown -= {(file, test, case), (file, test, None)}
+        last = exhaustive and file == "test_systems_commands.py"
+        places[item] = 2 if last else int(item.path.parent != TESTS)
+    files = {item.path.relative_to(TESTS).as_posix() for item in items}
+    if whole and (wrong := [known for known in unknown if known[0] in files]):
+        raise pytest.UsageError(f"exhaustive.toml names tests that do not exist: {wrong}")
+    items.sort(key=places.get)
 
 
 @pytest.fixture(autouse=True, scope="module")

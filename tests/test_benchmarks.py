@@ -108,7 +108,6 @@ def assert_equal_on_a_cpu(rows):
     assert len(resumed) == 3 and all(row["bit for bit"] and row["that differ"] == 0 for row in resumed)
 
 
-@pytest.mark.exhaustive
 def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     path = tmp_path / "record.json"
     command = ["benchmarks/accelerator.py", "--small", "--output", path]

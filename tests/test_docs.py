@@ -296,38 +296,10 @@ def steps(path):
         yield "bash", "\n".join(line for line in listed if "..." not in line), None
 
 
-# Pages whose trainings take long and are of kinds that other pages have too.
-FURTHER = (
-    "any_gymnasium",
-    "exploration",
-    "fine_tuning",
-    "host_environments",
-    "images",
-    "faq",
-    "debugging",
-    "cleanrl",
-    "stable_baselines3",
-    "purejaxrl",
-    "brax",
-    "accelerators",
-    "datasets",
-    "multi_agent",
-    "new_algorithm",  # its commands: tests/cli/test_own_modules.py
-    "offline",
-    "own_environment",  # and its notebook: tests/test_notebooks.py
-    "own_network",
-    "pbt",
-    "recurrent",
-    "replay",
-    "startup",
-)
-
-
 def page(path):
     runs = path not in ALGORITHM_PAGES and any(list(commands(block)) for block in blocks(path, "bash"))
     runs |= any("jaxrl.train(" in block or "jaxrl.sweep(" in block for block in blocks(path, "python"))
-    further = path.stem in FURTHER
-    return pytest.param(path, marks=pytest.mark.exhaustive if further else pytest.mark.long) if runs else path
+    return pytest.param(path, marks=pytest.mark.long) if runs else path
 
 
 # Its package is installed first, in a process of its own: tests/envs/test_suites.py.

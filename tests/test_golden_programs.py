@@ -18,8 +18,6 @@ needs_the_locks_jax = pytest.mark.skipif(
     jax.__version__ != LOCKED, reason=f"the programs are those of JAX {LOCKED} in requirements.lock"
 )
 QUICK = ["ppo anakin", "ppo sebulba", "bc offline"]
-LONG = [name for name in PROGRAMS if name.endswith("anakin")]
-LONG += ["dqn sebulba", "td3 offline", "preset cleanrl-sac", "preset impala-paper", "preset craftax-gtrxl"]
 
 
 def test_the_file_has_every_program_and_the_locks_jax():
@@ -29,7 +27,7 @@ def test_the_file_has_every_program_and_the_locks_jax():
 
 
 @needs_the_locks_jax
-@pytest.mark.parametrize("name", one_quick(PROGRAMS, *QUICK, rest=LONG))
+@pytest.mark.parametrize("name", one_quick(PROGRAMS, *QUICK))
 def test_a_program_is_what_it_was(name):
     assert digest(*PROGRAMS[name]) == HASHES[name], f"{name} has changed; {REWRITE}"
 

@@ -11,7 +11,6 @@ import re
 import nbformat
 import pytest
 from helpers.notebooks import NOTEBOOKS, code_cells, executed, shown, source_digest
-from helpers.tiers import few
 
 LARGEST = 400_000  # bytes of a notebook with its pictures
 
@@ -98,7 +97,7 @@ def test_every_notebook_is_executed_by_a_test():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(PRINTED, "host_environments", "watching", "own_environment"))
+@pytest.mark.parametrize("name", PRINTED)
 def test_a_notebook_runs_and_prints_what_it_found(name, tmp_path):
     if name == "offline":
         pytest.importorskip("tensorflow_datasets")

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from helpers.patience import PATIENCE, wait_for
 from helpers.processes import environment, running
-from helpers.tiers import few
 
 from jaxrl.run.directory.checkpoint import complete_steps
 
@@ -231,7 +230,7 @@ def codes(processes, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tool", few(TOOLS, kubeflow))  # slurm has its own below, of a run that is told to end
+@pytest.mark.parametrize("tool", TOOLS)  # slurm has its own below, of a run that is told to end
 def test_its_command_is_one_run_of_two_processes(tool, tmp_path):
     with started(tool, tmp_path, "--total-steps", "128") as processes:
         found, said = codes(processes, tmp_path)
@@ -268,7 +267,6 @@ def test_the_learner_of_a_group_has_its_actors_on_the_other_machine(tmp_path, ra
     assert json.loads((tmp_path / "run" / "result.json").read_text())["total_steps"] == 64
 
 
-@pytest.mark.exhaustive
 def test_ray_train_has_one_run_of_two_workers(tmp_path):
     pytest.importorskip("ray.train")
     from helpers import clusters
@@ -283,7 +281,6 @@ def test_ray_train_has_one_run_of_two_workers(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["total_steps"] == 512
 
 
-@pytest.mark.exhaustive
 @pytest.mark.faults
 def test_sigterm_at_one_saves_on_all_and_the_same_command_resumes(tmp_path):
     """Under Slurm, whose recipe also asks to be queued again."""

@@ -229,7 +229,6 @@ KILLED = """if True:
 """
 
 
-@pytest.mark.exhaustive
 @pytest.mark.faults
 def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys):
     """Both end after six of ten points, one by the signal that ends a budget; a third row is trained in one go."""

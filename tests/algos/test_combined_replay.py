@@ -83,7 +83,6 @@ def test_an_update_is_that_of_both_parts(name):
         np.testing.assert_allclose(of_own[kind], priority[:cut], rtol=1e-6)
 
 
-@pytest.mark.exhaustive
 def test_a_run_is_the_same_on_any_number_of_devices():
     algo = DQN.replace(newest=4, view=View(8, Prioritized(), 40, MinHeap()))
     train = {"total_steps": 256, "evaluate_every": 0, "progress": False}

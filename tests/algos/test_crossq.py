@@ -53,7 +53,6 @@ def test_discrete_actions_have_exact_expectations():
     assert float(info.metrics["critic_loss"]) == pytest.approx(np.mean(target[counts] ** 2), rel=1e-5)
 
 
-@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     algo = jaxrl.CrossQ(

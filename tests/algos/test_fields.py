@@ -10,7 +10,6 @@ import pytest
 from helpers import continuous
 from helpers.other_fields import OPTIONAL, assert_numbers_count, static_fields, with_another
 from helpers.registered import OWN_ALGORITHMS
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos.base import changed, field_group, field_problems, has_effect
@@ -99,7 +98,7 @@ LEARNERS = ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn", *cont
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(LEARNERS, "ppo", "dqn", "td3"))
+@pytest.mark.parametrize("name", LEARNERS)
 def test_every_static_field_changes_the_program(name):
     algo = BASES[name]
     optional = {field for field in OPTIONAL if hasattr(algo, field)}

@@ -202,7 +202,6 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
     assert jaxrl.SAC(policy=POLICY).resolve(SPEC, 8).rollout_length == 4
 
 
-@pytest.mark.exhaustive
 def test_histories_of_a_run_say_what_it_did():
     """Without noise, and with a policy that does not change: the replay's sequences give the actions again."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)
@@ -222,7 +221,6 @@ def test_histories_of_a_run_say_what_it_did():
     assert np.asarray(found.action)[counts].std() > 1e-3
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_run_is_the_same_on_four_devices_and_goes_on_bit_for_bit(name, tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)

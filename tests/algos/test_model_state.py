@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import SMALL, assert_equal, resumed
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core import spaces
@@ -65,7 +64,6 @@ def test_ppo_with_a_critic_that_knows_more_than_the_actor():
     assert explained[BOTH] > 0.9 and explained[POLICY] < 0.5, explained
 
 
-@pytest.mark.exhaustive
 def test_sac_with_critics_that_know_more_than_the_policy():
     policy, critic = Actor(widths=(16,), observation_keys=POLICY), Critic(widths=(16,), observation_keys=BOTH)
     algo = jaxrl.SAC(policy=policy, critic=critic, capacity=256, min_size=32, batch_size=16)
@@ -93,7 +91,7 @@ WITH_STATISTICS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(WITH_STATISTICS, "ppo"))
+@pytest.mark.parametrize("name", WITH_STATISTICS)
 def test_running_statistics_are_learned_saved_and_acted_with(name, tmp_path):
     """They move, a run that was stopped goes on from them bit for bit, and the policy acts with the last ones."""
     algo = WITH_STATISTICS[name]

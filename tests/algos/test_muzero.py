@@ -193,7 +193,6 @@ SMALL = ALGO.replace(
 )
 
 
-@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     whole = resumed(tmp_path, SMALL, "probe:ActionReward", 4_096, num_envs=16, evaluation_episodes=16)
     assert whole.evaluation.return_mean == 1.0

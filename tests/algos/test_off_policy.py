@@ -19,7 +19,7 @@ from helpers.continuous import (
     updated,
 )
 from helpers.programs import resumed
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import acting
@@ -41,7 +41,6 @@ def test_no_array_is_in_the_state_twice(name):
 
 
 @pytest.mark.long
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_one_device_learns_what_two_do(name):
     algo, states = ALGORITHMS[name].replace(min_size=16), []
@@ -85,7 +84,7 @@ def after_updates(algo, by):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(ALGORITHMS, "td3"))
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_units_of_normalized_observations_do_not_matter(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     (one, told, action), (other, told_other, action_other) = (after_updates(algo, by) for by in (1.0, 1e3))
@@ -123,7 +122,6 @@ def batch_ends(batch):
     return np.asarray(batch.observation), np.asarray(batch.next_observation)
 
 
-@pytest.mark.exhaustive
 def test_statistics_resume(tmp_path):
     algo = SAC.replace(normalize_observation=True)
 

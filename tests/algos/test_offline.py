@@ -6,7 +6,6 @@ import pytest
 from helpers.continuous import GAIL, SAC, SPEC, TD3, transitions
 from helpers.offline import ALGORITHMS, CHOICE, QUICK, from_best, initial, learned
 from helpers.other_fields import OPTIONAL, assert_numbers_count, static_fields, with_another
-from helpers.tiers import few
 
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.parallel.replicas import SingleReplica
@@ -59,7 +58,7 @@ BANDITS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(BANDITS, "td3bc", "iql"))
+@pytest.mark.parametrize("name", BANDITS)
 def test_the_best_of_bad_data_is_found(name):
     """TD3+BC comes nearer to it than cloning, which is 0.98 away, and than TD3, which believes its critic, 0.86."""
     fields, distance = BANDITS[name]

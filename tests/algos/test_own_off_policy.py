@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import struct
 from helpers.programs import resumed
 
@@ -118,7 +117,6 @@ class JointSAC(StochasticActing, ReplayFields):
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
 
 
-@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     whole = resumed(tmp_path, JointSAC(), ENV, 2_048, topology=jaxrl.Anakin(num_envs=8, devices=1))

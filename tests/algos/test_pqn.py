@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ENV, SMALL
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core import spaces
@@ -13,7 +12,7 @@ from jaxrl.networks import GRU, MLP, MinAtarCNN, NatureCNN, QNetwork
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("core", few([None, GRU(4)], None))
+@pytest.mark.parametrize("core", [None, GRU(4)])
 def test_pqn_trains_and_stays_finite(core):
     algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))
     result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)

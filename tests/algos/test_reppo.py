@@ -216,7 +216,7 @@ def experience(discrete):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("discrete", one_quick([False, True], False, rest=[]))
+@pytest.mark.parametrize("discrete", one_quick([False, True], False))
 def test_a_whole_update_is_numpys(discrete):
     spec, state, rollout = experience(discrete)
     algo = ALGO.replace(kl_limit=5e-4 if discrete else 0.08)
@@ -258,7 +258,6 @@ def test_the_return_of_a_last_row_is_reward_and_soft_value():
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("head", [CategoricalValues(21, smoothing=0.75), ActionValues()])
 def test_other_heads_learn_without_the_prediction(head):
     support = {} if isinstance(head, CategoricalValues) else {"v_min": -20.0, "v_max": 20.0}  # which are the defaults
@@ -290,7 +289,6 @@ def small():
     )
 
 
-@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     assert resumed(tmp_path, small(), ENV, 8_192, num_envs=16).evaluation.return_mean > 0.97
 

@@ -460,7 +460,6 @@ def test_presets(name, fields):
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
 def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
     """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     torso = InvertedResidual(width=16, blocks=1)

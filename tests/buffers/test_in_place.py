@@ -7,7 +7,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.tiers import few
 
 from jaxrl.buffers import replay
 from jaxrl.core.sources import FrameStack, Lifo, MinHeap, Prioritized, Replay, Sequence, Uniform, View, by_priority
@@ -36,7 +35,7 @@ SOURCES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(SOURCES, "prioritized", "sequences", "uniform", "lifo", "heap", "bounded", "host"))
+@pytest.mark.parametrize("name", SOURCES)
 def test_nothing_large_is_copied(name):
     rollout = 4
     buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))

@@ -362,7 +362,7 @@ def errors(batch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick(ASKED, rest=["prioritized"]))
+@pytest.mark.parametrize("name", one_quick(ASKED))
 def test_two_devices_draw_what_one_does(name):
     settings = {"num_envs": 4, "rollout_length": 4, "shards": 4}
     one, two = (

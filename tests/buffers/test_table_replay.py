@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.streams import assert_two_devices_are_one, n_step, rows_of
 from helpers.tables import RULES, Model
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 from jaxrl.buffers import checks, replay
 from jaxrl.buffers.table_replay import TableReplay
@@ -129,7 +129,7 @@ def test_stacks_of_frames_are_whole_though_only_frames_are_kept_of_rows():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("source", few([dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES], STRETCHES))
+@pytest.mark.parametrize("source", [dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES])
 def test_two_devices_draw_what_one_does(source):
     one, two = bound(source, SingleReplica(2), 2), bound(source, MeshReplicas("data", 1), 2)
 

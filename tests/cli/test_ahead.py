@@ -6,7 +6,6 @@ import re
 import jax
 import pytest
 from helpers.processes import environment, python
-from helpers.tiers import few
 
 from jaxrl.cli import main, training
 from jaxrl.run import ahead
@@ -38,7 +37,7 @@ def run(folder, *commands):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("words", "main_program"), few([(GYMNAX, "chunk"), (HOST, "learn")], (GYMNAX, "chunk")))
+@pytest.mark.parametrize(("words", "main_program"), [(GYMNAX, "chunk"), (HOST, "learn")])
 def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     def command(name, total_steps):
         return [name, *words, "--run-dir", str(tmp_path / "run"), "--total-steps", total_steps]

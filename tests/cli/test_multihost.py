@@ -36,7 +36,6 @@ def two(first, second):
     return [process.returncode for process in processes], [out for out, _ in said], [err for _, err in said]
 
 
-@pytest.mark.exhaustive
 def test_two_command_lines_are_one_run(tmp_path):
     run_dir = tmp_path / "run"
     command = [*TRAIN, "--run-dir", str(run_dir)]
@@ -72,7 +71,6 @@ def test_one_command_line_starts_both(tmp_path):
     assert "the run had already finished" in python(*words, env=environment()).stdout
 
 
-@pytest.mark.exhaustive
 def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     run_dir = tmp_path / "run"
     words = ["-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]

@@ -43,7 +43,6 @@ def test_names_lead_to_things_and_back():
         assert registry.name_of(registry.find(f"suite:{suite}")) == f"suite:{suite}"
 
 
-@pytest.mark.exhaustive
 def test_the_modules_of_a_kind_enter_all_of_its_names():
     """Whatever else was imported: a name is found in a process that has only just started."""
     code = (

@@ -27,7 +27,6 @@ from helpers.recorded import (
     write_rlds,
 )
 from helpers.refused import refused
-from helpers.tiers import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,7 +162,7 @@ def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, mon
 
 @pytest.mark.long
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", few(["rlds", "minari"], "rlds"))
+@pytest.mark.parametrize("kind", ["rlds", "minari"])
 def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path, kind):
     """At eight moments that matter and twenty by chance; a line each, with what was killed and what it left."""
     pytest.importorskip({"rlds": "tensorflow_datasets"}.get(kind, kind))

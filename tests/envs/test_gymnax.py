@@ -48,8 +48,6 @@ QUICK = ("CartPole-v1", "Catch-bsuite", "Breakout-MinAtar")
 # One space was corrected for a rounding that a compiler makes only where it optimizes.
 ROUNDED = "UmbrellaChain-bsuite"
 MARKS = {name: [] if name in QUICK else [pytest.mark.long] for name in adapter.names()}
-for name in ("Seaquest-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar", "Pong-misc", "MetaMaze-misc"):
-    MARKS[name].append(pytest.mark.exhaustive)
 MARKS[ROUNDED].append(pytest.mark.exact)
 NAMES = [pytest.param(name, marks=marks) for name, marks in MARKS.items()]
 
@@ -133,7 +131,6 @@ def test_spaces_follow_the_numbers_given():
     np.testing.assert_array_equal(env.observation_space.high[-2:], [10, 50])
 
 
-@pytest.mark.exhaustive
 def test_impala_learns_in_minatar():
     """100k steps of Breakout bring four seeds to 5.5; untrained they are at 0.5 to 1.6."""
     result = jaxrl.train(

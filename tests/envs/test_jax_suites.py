@@ -10,7 +10,6 @@ from helpers.legal_play import outside, play
 from helpers.programs import NUM_ENVS, PPO, ROWS, anakin, assert_equal
 from helpers.refused import refused
 from helpers.suite_samples import SAMPLES, SUITES, adapter, each_suite
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core import suite_modules
@@ -95,7 +94,7 @@ def test_every_name_keeps_the_protocol_under_random_and_under_legal_play(suite):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("suite", few(each_suite(), "jaxmarl", "jumanji", "playground"))
+@pytest.mark.parametrize("suite", each_suite())
 def test_a_killed_run_is_the_whole_one_and_four_devices_are_one(suite, tmp_path):
     whole = train(suite, tmp_path / "whole")
 
@@ -111,7 +110,7 @@ def test_a_killed_run_is_the_whole_one_and_four_devices_are_one(suite, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("suite", few(each_suite(), "jaxmarl", "navix"))
+@pytest.mark.parametrize("suite", each_suite())
 def test_a_recording_is_what_the_actions_in_it_lead_to(suite, tmp_path):
     """Stepped one by one, from the same seed, with the recorded actions, the environment shows the recorded steps."""
     env = environment(suite)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +23,7 @@ from jaxrl.envs.probes import Probe
 
 BATCH, STEPS = 4, 160
 QUICK = ("CartPole-v1", "SimpleBandit-bsuite")
-SLOW = ("Seaquest-MinAtar", "Freeway-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar", "MetaMaze-misc", "Pong-misc")
-NAMES = one_quick(adapter.names(), *QUICK, rest=[name for name in adapter.names() if name not in SLOW])
+NAMES = one_quick(adapter.names(), *QUICK)
 
 VALLEY = {"min_position": -0.45, "max_position": -0.5, "max_speed": 1e-4, "goal_position": -0.55}
 # Values that show within random episodes, where half the default does not.
@@ -382,7 +381,7 @@ SMALL_BRAX = ("fast", "inverted_pendulum")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(brax_adapter.names(), *SMALL_BRAX))
+@pytest.mark.parametrize("name", brax_adapter.names())
 def test_every_argument_of_brax_changes_the_program_or_is_refused(name):
     constructor = inspect.signature(brax_adapter.module()._envs[name]).parameters
     default = brax_program(name, backend="spring") if "backend" in constructor else brax_program(name)

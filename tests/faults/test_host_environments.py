@@ -20,7 +20,7 @@ import pytest
 from helpers.patience import PATIENCE, wait_for, within
 from helpers.processes import environment
 from helpers.programs import DQN, PPO, actor_threads
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.cli import main
@@ -456,7 +456,7 @@ def misbehaves(what, where):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", few(NAMED, *list(NAMED)[::5]))
+@pytest.mark.parametrize("what", NAMED)
 def test_so_it_is_in_training_by_sebulba_and_no_worker_is_left(what, monkeypatch):
     built, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **named: built.append(popen(*a, **named)) or built[-1])

@@ -17,7 +17,6 @@ import pytest
 from helpers import hostile
 from helpers.hostile import bytes_mutated, checksummed, json_mutated, lines_mutated
 from helpers.readers import PLAYERS, READERS, draw, made, newest, outcome
-from helpers.tiers import few
 
 from jaxrl.core.errors import JaxrlError
 
@@ -98,7 +97,7 @@ def mutate(valid, tmp_path, kind, count, players=()):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", few(KINDS, *OFTEN))
+@pytest.mark.parametrize("kind", KINDS)
 def test_mutations_are_read_or_refused(kind, valid, tmp_path):
     mutate(valid, tmp_path, kind, OFTEN.get(kind, 15))
 
@@ -209,11 +208,10 @@ DAMAGES = {
 }
 FILES = (CONFIG, METRICS, FEATURES, MINARI, MANIFEST, RESULT, INFO)
 EVERY |= {f"{file} {how}": (file, damage) for file in FILES for how, damage in DAMAGES.items()}
-FURTHER = {f"{file} {how}" for file in FILES[4:] for how in DAMAGES}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(EVERY, *EVERY.keys() - FURTHER))
+@pytest.mark.parametrize("name", EVERY)
 def test_what_was_found_by_trying(valid, tmp_path, name):
     where, spoil = EVERY[name]
     folder, _, file = where.partition("/")

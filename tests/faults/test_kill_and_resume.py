@@ -13,7 +13,6 @@ from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
 from helpers.patience import PATIENCE
 from helpers.processes import environment
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
-from helpers.tiers import few
 from helpers.two_processes import both, together
 
 from jaxrl.run.directory import checkpoint
@@ -153,7 +152,7 @@ def kill_again_and_again(name, count, whole, gone_on, cache, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(CASES, "ppo on two devices", "dqn", "sebulba"))
+@pytest.mark.parametrize("name", CASES)
 def test_killed_and_started_again(name, whole, gone_on, cache, tmp_path):
     kill_again_and_again(name, FEW[name], whole, gone_on, cache, tmp_path)
 
@@ -174,7 +173,7 @@ def copy_what_is_there(run_dir, to):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(["ppo", "dqn"], "dqn"))
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
     """Copy the directory at moments spread over the run, as kills would leave it, and start each copy again."""
     reference, moments = whole(name)
@@ -238,7 +237,6 @@ def kill_one_of_two(count, two_whole, folder):
         shutil.rmtree(own)
 
 
-@pytest.mark.exhaustive
 def test_one_of_two_processes_killed_three_times(two_whole, tmp_path):
     kill_one_of_two(3, two_whole, tmp_path)
 

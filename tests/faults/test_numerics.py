@@ -12,7 +12,6 @@ import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
 from helpers.strict_json import read_json
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.report import EpisodeSums, make_report
@@ -79,7 +78,7 @@ def checkpoints(run_dir, template):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("value", "devices"), few([(np.nan, 1), (np.inf, 1), (np.nan, 2)], (np.inf, 1)))
+@pytest.mark.parametrize(("value", "devices"), [(np.nan, 1), (np.inf, 1), (np.nan, 2)])
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
     at = f"at its step {5 * TICKS + 3}.*step {6 * ROWS}"
@@ -113,7 +112,7 @@ def test_an_observation_that_is_not_finite(tick, kept):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(sorted(ALGORITHMS), "ppo", "dqn"))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_parameters_that_explode(name, tmp_path):
     with pytest.warns(RuntimeWarning, match="^not finite.*learning rate"):
         result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")

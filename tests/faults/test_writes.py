@@ -17,7 +17,7 @@ from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.processes import environment, python
 from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError, DatasetError, JaxrlError, RecordingError, RunDirectoryError
@@ -93,7 +93,7 @@ CASES = [(*case, error) for case, error in zip(itertools.product(KINDS, WAYS), i
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "how", "error"),
-    few(CASES, *CASES[::5], *CASES[3::6]),
+    CASES,
 )
 def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, reference, tmp_path, monkeypatch):
     words, told = KINDS[kind]
@@ -121,9 +121,7 @@ def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, refere
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    one_quick(
-        list(itertools.product(KINDS, WAYS)), ("result", "made"), rest=[(kind, "made") for kind in list(KINDS)[::2]]
-    ),
+    one_quick(list(itertools.product(KINDS, WAYS)), ("result", "made")),
 )
 def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, monkeypatch):
     """Just before it happens; then the result is there, and nothing comes to be where the run was."""
@@ -301,7 +299,7 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", few(WAYS, "made"))
+@pytest.mark.parametrize("how", WAYS)
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, tmp_path):
     env = environment("JAX_", "JAXRL_", JAXRL_CACHE=str(tmp_path / "cache"))
     ended = python("-c", CACHED, how, errno.ENOSPC, env=env)

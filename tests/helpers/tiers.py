@@ -1,28 +1,13 @@
-"""Tiers of the cases of a parametrized test: run by `make test`, by `make test-rest`, or only by `make exhaustive`."""
+"""Cases of a parametrized test: `make test` runs some, `make test-rest` the others, but those of exhaustive.toml."""
 
 import pytest
 
 
-def one_quick(cases, *quick, rest=None):
-    """Return cases for `pytest.mark.parametrize`: all are `long` but those of `quick`, or but the first.
-
-    If `rest` is given, the long ones beyond it are `exhaustive`.
-    """
+def one_quick(cases, *quick):
+    """Return cases for `pytest.mark.parametrize`: all are `long` but those of `quick`, or but the first."""
     cases = _as_params(cases)
     kept = _known(cases, quick or [cases[0]])
-    return [case if case.values in kept else _marked(case, pytest.mark.long) for case in _few(cases, rest, kept)]
-
-
-def few(cases, *rest):
-    """Return cases for `pytest.mark.parametrize`: all are `exhaustive` but those of `rest`."""
-    return _few(_as_params(cases), rest, [])
-
-
-def _few(cases, rest, quick):
-    if rest is None:
-        return cases
-    kept = _known(cases, rest) + quick
-    return [case if case.values in kept else _marked(case, pytest.mark.exhaustive) for case in cases]
+    return [case if case.values in kept else _long(case) for case in cases]
 
 
 def _known(cases, asked):
@@ -44,5 +29,5 @@ def _as_params(cases):
     ]
 
 
-def _marked(case, mark):
-    return pytest.param(*case.values, id=case.id, marks=[*case.marks, mark])
+def _long(case):
+    return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.long])

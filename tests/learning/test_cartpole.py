@@ -1,12 +1,9 @@
 """Trainings in CartPole, which a newcomer tries first, against published scores."""
 
-import pytest
-
 import jaxrl
 from jaxrl.core.schedules import Linear
 
 
-@pytest.mark.exhaustive
 def test_ppo_solves_cartpole_with_purejaxrls_settings():
     """5 seeds, 500k steps, 4 environments, sampled actions: 490 (CleanRL) to 497.5 (Baselines) are published."""
     result = jaxrl.sweep(
@@ -23,7 +20,6 @@ def test_ppo_solves_cartpole_with_purejaxrls_settings():
     assert result.scores.mean() >= 495, result.scores
 
 
-@pytest.mark.exhaustive
 def test_pqn_solves_cartpole_at_its_defaults():
     """One seed; ten are a row of docs/results.md. The quickest of the Q-learning family stands for all of it here."""
     result = jaxrl.sweep("pqn", "gymnax:CartPole-v1", total_steps=500_000, seeds=1, progress=False)

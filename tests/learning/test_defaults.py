@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from helpers.result_tables import RECORDS
 from helpers.shortest import DEFAULTS, PRESETS, Missed, Row, check, train
-from helpers.tiers import few
 
 from jaxrl.cli.main import main
 
@@ -37,7 +36,7 @@ ROWS = [pytest.param(row, id=row.name) for row in [*DEFAULTS, *PRESETS]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", few(ROWS, *[case.id for case in ROWS[::12]]))
+@pytest.mark.parametrize("row", ROWS)
 def test_every_command_begins(row, monkeypatch):
     """Words, settings and memory are right, also of commands that take too many hours here."""
     began = []

@@ -19,14 +19,12 @@ def trained(algo, env, total_steps, topology, seed=0):
     return result.evaluation.return_mean
 
 
-@pytest.mark.exhaustive
 def test_ppo_in_envpool():
     """Issue 4: the mark of Anakin, 475; actors and learner overlap, and yet it is the same run every time."""
     topology = jaxrl.Sebulba(num_envs=32, actors=2, lockstep=True, lag=1)
     assert trained(PPO, "envpool:CartPole-v1", 300_000, topology) >= 475
 
 
-@pytest.mark.exhaustive
 def test_sac_in_gymnasium():
     """Issue 4: the mark of Anakin, -165, here after 10k rows, with networks of 64 and four updates every four rows."""
     algo = jaxrl.SAC(**NARROW, rollout_length=4, **SMALL)

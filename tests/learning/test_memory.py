@@ -37,7 +37,6 @@ def a2c(network):
     )
 
 
-@pytest.mark.exhaustive
 def test_recurrent_ppo_remembers():
     assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
 
@@ -72,7 +71,6 @@ def q_learning(algorithm, core, **fields):
     return algorithm(**(settings | fields))
 
 
-@pytest.mark.exhaustive
 def test_r2d2_remembers():
     algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8)
     assert memory(algo, 80_000).min() >= 0.9
@@ -174,7 +172,6 @@ def test_ppo_where_the_policy_alone_remembers_and_the_value_alone_knows(core_of,
     assert explained[-1] > 0.75  # what one's own chance leaves is noise
 
 
-@pytest.mark.exhaustive
 def test_sac_where_the_policy_alone_remembers_and_the_critics_alone_know():
     algo = jaxrl.SAC(
         policy=Actor(widths=(32,), core=GRU(16), observation_keys=("seen",)),

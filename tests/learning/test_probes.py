@@ -6,7 +6,7 @@ import pytest
 from helpers.continuous import support
 from helpers.discounted import Discounted
 from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, TOPOLOGY, check_values, trained
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -120,7 +120,7 @@ LIMITED = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo", rest=["recurrent_ppo", "a2c", "impala", "dqn"]))
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo"))
 def test_values(name):
     check_values(*ALGORITHMS[name], act, lambda action: (action == 0).mean() > 0.9)
 
@@ -134,7 +134,7 @@ def test_time_limits_are_bootstrapped_through(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(ALGORITHMS | LIMITED, "ppo", "dqn", "r2d2"))
+@pytest.mark.parametrize("name", ALGORITHMS | LIMITED)
 def test_discounts_of_the_environment(name):
     """Each step discounts by 0.5 beside gamma: a reward a step later is worth 0.45, one at every step 1.82, not 10."""
     algo, iterations = (ALGORITHMS | LIMITED)[name]
@@ -157,7 +157,7 @@ COMPOSITE = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(COMPOSITE, "recurrent_ppo", "kl_ppo", "vmpo"))
+@pytest.mark.parametrize("name", COMPOSITE)
 def test_composite_actions(name):
     """No part earns anything unless all are right, three choices and a number; 1 is the best there is."""
     algo, iterations = COMPOSITE[name]

@@ -10,7 +10,6 @@ from algorithms import ALGORITHMS, BOX
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, anakin, assert_equal, started
 from helpers.streams import rows_of
-from helpers.tiers import few
 from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 
 import jaxrl
@@ -58,7 +57,7 @@ def assert_lies(state, place):
 
 @pytest.mark.long
 @pytest.mark.exact
-@pytest.mark.parametrize("name", few(RUNS, "sac", "r2d2 on four devices"))
+@pytest.mark.parametrize("name", RUNS)
 def test_the_memory_does_not_change_the_run(name):
     assert_equal(after(name, "device"), after(name, "host"))
 

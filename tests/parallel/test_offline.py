@@ -11,7 +11,7 @@ from algorithms import ALGORITHMS as TINY
 from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.refused import refused
 from helpers.strict_json import read_json
-from helpers.tiers import few, one_quick
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.base import algorithm
@@ -96,7 +96,6 @@ def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
     assert one.buffers["replay_dataset"].ring is None, "the dataset is not part of what is saved"
 
 
-@pytest.mark.exhaustive
 def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
     one, _ = run(anakin(), fraction=0.125)  # 4 of 32, over 4 shards
     two, _ = run(anakin(devices=2), fraction=0.125)
@@ -107,7 +106,7 @@ def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(IMITATING, "gail"))
+@pytest.mark.parametrize("name", IMITATING)
 def test_imitating_two_devices_are_one_and_the_host_is_no_other(name):
     algo = IMITATING[name]
     one, report = run(anakin(), fraction=0.0, algo=algo)
@@ -133,7 +132,7 @@ def trained_twice(algo, env, folder, **settings):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(IMITATING, "gail"))
+@pytest.mark.parametrize("name", IMITATING)
 def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(name, tmp_path):
     """Whatever the fraction: the replay is the run's own, and so it is what the demonstrations are beside."""
     arguments = {"dataset": written(tmp_path / "data"), "topology": anakin(), "checkpoint_every": 256}
@@ -221,11 +220,9 @@ EVALUATED_IN = {
     "dm_env": lambda: jaxrl.from_dm_env(lambda seed: Pole()),
 }
 EVERY = [(topology, kind) for topology in TOPOLOGIES for kind in EVALUATED_IN]
-OFTEN = [("offline", "envpool"), ("offline", "dm_env"), ("offline", "none"), ("stream", "gymnasium")]
-OFTEN += [("anakin and a dataset", "function"), ("sebulba and a dataset", "function")]
 
 
-@pytest.mark.parametrize(("topology", "kind"), one_quick(EVERY, ("offline", "function"), rest=OFTEN))
+@pytest.mark.parametrize(("topology", "kind"), one_quick(EVERY, ("offline", "function")))
 def test_every_topology_evaluates_in_every_kind_of_environment(topology, kind, tmp_path):
     """Also where the run is resumed."""
     (env, where, dataset), eval_env, steps = TOPOLOGIES[topology], EVALUATED_IN[kind](), 64

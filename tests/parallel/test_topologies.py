@@ -22,7 +22,6 @@ KINDS = [*programs.ALGORITHMS]
 DISCOUNTED = {f"discounted_{name}": ALGORITHMS[name] for name in (*KINDS, "r2d2", "dreamer")}
 RUNS = ALGORITHMS | DISCOUNTED
 # Rollouts, transitions, sequences and extras.
-HOST_KINDS = ["recurrent_ppo", "discounted_dqn", "r2d2", "pqn"]
 DEVICE_KINDS = ["alphazero", "muzero", "crossq", "dreamer", "flashsac", "whole_episodes", "rnd", "btr"]
 
 
@@ -50,7 +49,6 @@ def run(name, topology, host=False, seed=3):
     one_quick(
         [name for name in RUNS if name not in ("alphazero", *FROM_DATA)],
         "ppo",
-        rest=HOST_KINDS,
     ),
 )
 def test_host_lockstep_is_the_compiled_run(name):
@@ -68,7 +66,6 @@ def test_host_lockstep_is_the_compiled_run(name):
     "name",
     one_quick(
         [*KINDS, *DEVICE_KINDS, "composite", "reppo", "vmpo", *DISCOUNTED],
-        rest=["dqn", "alphazero", "crossq", "dreamer", "whole_episodes", "rnd"],
     ),
 )
 def test_four_devices_are_one(name):

@@ -186,7 +186,6 @@ def test_an_evaluator_ends_where_learners_trained_nothing(run_dir, tmp_path, mon
         assert not (path / "evaluations.jsonl").exists()
 
 
-@pytest.mark.exhaustive
 @pytest.mark.long  # trains layers of its own
 def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
     @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ import pytest
 from helpers.programs import DQN, NUM_ENVS, R2D2, ROWS, train
 from helpers.recorded import assert_bitwise
 from helpers.rows_alone import RowsAlone
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.cli import main
@@ -38,8 +37,7 @@ from jaxrl.run.recording import replay_export
 
 pytest.importorskip("tensorflow_datasets")
 ENVS, ROLLOUT, FRAMES = 3, 4, 3
-_STACKS = [pytest.param(None, id="whole"), pytest.param(FrameStack(FRAMES), id="stacks")]
-WHOLE_OR_STACKS = few(_STACKS, "stacks")
+WHOLE_OR_STACKS = [pytest.param(None, id="whole"), pytest.param(FrameStack(FRAMES), id="stacks")]
 
 
 def lived(rollouts, stack, seed=0):
@@ -330,7 +328,7 @@ STORAGES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(STORAGES, "views", "table"))
+@pytest.mark.parametrize("name", STORAGES)
 def test_every_storage_and_view_of_a_directory_is_that_of_the_run(tmp_path, name):
     algo, names = STORAGES[name]
     result = train(tmp_path / "run", algo=algo, total_steps=11 * ROWS, evaluate_every=0, evaluation_episodes=8)

@@ -7,7 +7,6 @@ import jax
 import pytest
 from algorithms import ALGORITHMS, BOX
 from helpers.programs import DQN, PPO, R2D2
-from helpers.tiers import few
 from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 
 import jaxrl
@@ -58,7 +57,7 @@ def test_every_card_is_described_in_full():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(RUNS, "ppo", "dqn"))
+@pytest.mark.parametrize("name", RUNS)
 def test_it_compiles_for_sixteen_chips(name, tpu_compiler):  # noqa: F811
     algo, env = RUNS[name]
     algo = algo.replace(capacity=2**14) if hasattr(algo, "capacity") else algo  # what 16 chips hold
@@ -136,7 +135,6 @@ def test_flags_without_meaning_for_a_target_are_refused(capsys):
     assert "--record cannot be used with --target" in told and "--launch cannot be used with --target" in told
 
 
-@pytest.mark.exhaustive
 def test_many_hosts_worth_of_chips_and_an_image_torso(tpu_compiler):  # noqa: F811
     report = jaxrl.compile_for("v5e:16x16", PPO, "gymnax:CartPole-v1", num_envs=4096, evaluation_episodes=256)
     assert report.devices == 256 and report["chunk"].iteration.all_collectives()["all-reduce"] >= 1

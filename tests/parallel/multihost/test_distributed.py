@@ -15,7 +15,6 @@ import pytest
 from helpers.populations import population
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
 from helpers.strict_json import read_json
-from helpers.tiers import few
 from helpers.two_processes import HEARTBEAT, both, together
 
 import jaxrl
@@ -85,7 +84,6 @@ def test_each_process_exports_its_share(runs, tmp_path):
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["host-00000-of-00002", "host-00001-of-00002"]
 
 
-@pytest.mark.exhaustive
 def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
     (first, second), folder = more
     for found in (first, second):
@@ -207,7 +205,7 @@ def test_different_seeds_are_refused_by_both(runs):
 
 @pytest.mark.faults
 @pytest.mark.long
-@pytest.mark.parametrize("job", few(["one_dies", "one_raises"], "one_dies"))
+@pytest.mark.parametrize("job", ["one_dies", "one_raises"])
 def test_where_one_fails_the_other_ends_within_the_heartbeat(job, tmp_path):
     _, codes, said, ended = together(job, tmp_path)
     if job == "one_dies":

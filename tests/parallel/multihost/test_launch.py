@@ -378,7 +378,6 @@ def test_a_run_whose_evaluator_is_killed_is_started_again_and_wholly_evaluated(t
     assert read_metrics(tmp_path / "followed.jsonl") == rows
 
 
-@pytest.mark.exhaustive
 def test_a_run_whose_process_is_killed_is_started_again_and_is_the_unbroken_one(tmp_path):
     ended = launched(LAUNCHED, "processes:2:restarts=1", tmp_path)
     assert "error: process 1 was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr

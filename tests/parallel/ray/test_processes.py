@@ -13,7 +13,6 @@ from helpers import clusters
 from helpers.launching import scripts, until_asked
 from helpers.patience import PATIENCE
 from helpers.strict_json import read_json
-from helpers.tiers import few
 
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.parallel.multihost import launch, place
@@ -35,7 +34,6 @@ def program(cluster, tmp_path, monkeypatch):
     return scripts(tmp_path)
 
 
-@pytest.mark.exhaustive
 def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("JAX_OF_TEST", "passed on")
     text = """
@@ -91,7 +89,7 @@ if sys.argv[1:] == ["first"]:
     assert "(restart 1 of 1)" in said
 
 
-@pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_path, number):
     """From a process of its own, whose Ray is not connected yet."""
     command = program(until_asked(number) + "time.sleep(600)")
@@ -111,7 +109,6 @@ def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_pa
     assert sorted(path.name for path in tmp_path.glob("*.asked")) == ["0.asked", "1.asked"]
 
 
-@pytest.mark.exhaustive
 def test_a_restart_that_finds_no_place_ends_with_the_first_code(program, monkeypatch, capfd):
     text = "sys.exit(3)"
     command = program(text)
@@ -129,7 +126,6 @@ def test_a_restart_that_finds_no_place_ends_with_the_first_code(program, monkeyp
     assert len(starts) == 3 and capfd.readouterr().err.count("error: ray: no place") == 2
 
 
-@pytest.mark.exhaustive
 def test_a_process_ends_with_its_actor(program, started, tmp_path, capfd, monkeypatch):
     """As where a machine is lost: the run fails."""
     monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)

@@ -6,7 +6,6 @@ from helpers import clusters
 from helpers.pools import check_ends_while_groups_wait
 from helpers.processes import environment, python
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain, ran
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.cli import fields, values
@@ -78,7 +77,6 @@ def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault,
     assert_replaced(Remote(actors=2, cpus=0.5, step_timeout=timeout), fault, words)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.faults
 @pytest.mark.parametrize("policy", [False, True])
 def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
@@ -158,9 +156,7 @@ def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("policy", "interrupted"), few([(False, False), (False, True), (True, False), (True, True)], (True, True))
-)
+@pytest.mark.parametrize(("policy", "interrupted"), [(False, False), (False, True), (True, False), (True, True)])
 def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted, cluster, monkeypatch):
     layout = {"remote": Remote(actors=4, policy=policy, cpus=0.25)} | ({} if policy else {"actors": 4})
     env = jaxrl.make("gymnasium:CartPole-v1")
