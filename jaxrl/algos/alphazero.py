@@ -58,8 +58,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
     minibatches: int | None = changed(8)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
-        problems += action_problems("AlphaZero", spec, discrete=True)
+        problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
                 f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "

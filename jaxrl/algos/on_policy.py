@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -53,15 +53,6 @@ class PolicyState(struct.PyTreeNode):
     updates: jax.Array  # int32, the version of the actor state
     bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
     penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () without a penalty
-
-
-class ActingState(Protocol):
-    """Subset of a learner's state that is needed for acting."""
-
-    @property
-    def network(self) -> TrainState: ...
-    @property
-    def statistics(self) -> Statistics: ...
 
 
 class PolicyCarry(struct.PyTreeNode):
@@ -143,13 +134,12 @@ class RolloutFields(DiscountFields):
         to 930 (5 and 6 seeds).
         """
         rollout: Rollout = batch["rollout"]
-        rollout = rollout.replace(timesteps=self.preprocess(rollout.timesteps))
+        timesteps = self.preprocess(rollout.timesteps)
+        rollout = rollout.replace(timesteps=timesteps)
         statistics = update_statistics(statistics, rollout, self.gamma, replicas)
         if not self.bootstrap_truncated:
-            ended = rollout.timesteps.replace(
-                terminated=rollout.timesteps.last, truncated=jnp.zeros_like(rollout.timesteps.last)
-            )
-            rollout = rollout.replace(timesteps=ended)
+            last = timesteps.last
+            rollout = rollout.replace(timesteps=timesteps.replace(terminated=last, truncated=jnp.zeros_like(last)))
         return statistics, rollout
 
 
@@ -171,6 +161,7 @@ class OnPolicy(RolloutFields):
     )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())
+    has_target = False  # whether the state has a target network
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(self, **self.resolved(spec))
@@ -193,18 +184,19 @@ class OnPolicy(RolloutFields):
         found = field_problems(self)
         if not found:
             found += [line for part in parts(self).values() for line in part.fit_problems(spec)]
-        return found + network_problems(f"{type(self).__name__}.network", self.network, spec, SEQUENCE_INPUTS)
+        found += network_problems(f"{type(self).__name__}.network", self.network, spec, SEQUENCE_INPUTS)
+        return found + self.minibatch_problems(num_envs, shards)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> ActingState:
-        return self.first_state(key, spec)
+    def minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
+        """Return no problems: a batch is not divided, unless `MinibatchFields` precede this class."""
+        return []
 
-    def first_state(self, key: jax.Array, spec: EnvSpec, *, target: bool = False) -> PolicyState:
-        """Return a new learner state; `target` adds a target network."""
-        network = train_state.create(*self.network.init(key, spec), self.transformation, target=target)
+    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
+        network = train_state.create(*self.network.init(key, spec), self.transformation, target=self.has_target)
         own = {name: part.init(key, spec) for name, part in parts(self).items()}
         return PolicyState(network, self.init_statistics(spec), jnp.int32(0), own.get("exploration_bonus", ()))
 
-    def actor(self, state: ActingState) -> ActorState:
+    def actor(self, state: PolicyState) -> ActorState:
         network = state.network
         return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
 
@@ -217,14 +209,8 @@ class OnPolicy(RolloutFields):
         """Return sampled actions with extras for the update; without exploration, the modes of the policy."""
         timestep = self.preprocess(timestep)
         inputs = network_inputs(timestep, actor.statistics, self.observation_clip)
-        output, network_carry, _ = self.network.apply(
-            actor.params,
-            jax.tree.map(lambda x: x[None], inputs),
-            carry.network,
-            spec=spec,
-            model_state=actor.model_state,
-            train=False,
-        )
+        inputs, network = jax.tree.map(lambda x: x[None], inputs), Variables(actor.params, actor.model_state)
+        output, network_carry, _ = self.unroll(network, inputs, carry.network, spec, train=False)
         distribution = jax.tree.map(lambda x: x[0], output.distribution)
         discounted = discounted_return(timestep, carry, self.gamma)
         carry = PolicyCarry(network_carry, discounted)

@@ -90,7 +90,7 @@ class PPO(MinibatchFields, OnPolicy):
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
+        problems = super().validate(spec, num_envs, shards)
         if self.policy_loss is not None and not callable(self.policy_loss):
             problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
         return problems
@@ -102,7 +102,7 @@ class PPO(MinibatchFields, OnPolicy):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return self.first_state(key, spec).replace(penalty=penalty)
+        return super().init(key, spec).replace(penalty=penalty)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

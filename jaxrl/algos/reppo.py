@@ -135,19 +135,15 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         rollout = rollout.replace(statistics=rollout.statistics.replace(reward=statistics.reward))
         value_key, shuffle_key, step_key = jax.random.split(key, 3)
         data = self._data(state, rollout, value_key, spec, replicas)
-        length, envs = rollout.rows.weight.shape
-        indices = minibatches.minibatch_indices(
-            shuffle_key, rows=length, num_envs=envs, count=self.minibatches, replicas=replicas, epochs=self.epochs
-        )
-        data = minibatches.flatten_rows(data)
+        divided = self.divided(data, (), shuffle_key, replicas)
 
         def step(learned, drawn):
             keys = q_learning.transition_keys(drawn[1], drawn[0].shape[0], replicas)
-            return self._step(learned, minibatches.take_rows(data, drawn[0]), keys, spec, replicas)
+            return self._step(learned, minibatches.take_rows(divided.data, drawn[0]), keys, spec, replicas)
 
         learned = state.policy, state.critic, state.log_temperature, state.log_penalty
-        step_keys = jax.random.split(step_key, indices.shape[0])
-        learned, metrics = minibatches.steps_over_minibatches(step, learned, (indices, step_keys))
+        step_keys = jax.random.split(step_key, divided.indices.shape[0])
+        learned, metrics = minibatches.steps_over_minibatches(step, learned, (divided.indices, step_keys))
         return REPPOState(*learned, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))
 
     def _data(self, state, rollout, key, spec, replicas) -> TransitionBatch:

@@ -13,7 +13,7 @@ from jaxrl.algos import on_policy, returns, rnd, train_state
 from jaxrl.algos.base import algorithm, changed, number, part, static
 from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
-from jaxrl.algos.on_policy import ActingState, OnPolicy, Statistics
+from jaxrl.algos.on_policy import OnPolicy, PolicyState
 from jaxrl.algos.rnd import RND
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -21,7 +21,6 @@ from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     ActorState,
     EnvSpec,
-    PyTree,
     Replicas,
     Source,
     UpdateInfo,
@@ -31,14 +30,11 @@ from jaxrl.networks.distributions import DiagonalGaussian, Joint, TanhGaussian
 from jaxrl.networks.torsos import has_images
 
 
-class VMPOState(struct.PyTreeNode):
-    """State of the learner."""
+class VMPOState(PolicyState):
+    """State of the learner, whose target network acts."""
 
-    network: TrainState  # the target network acts
-    duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
-    statistics: Statistics
-    updates: jax.Array  # int32, batches
-    bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
+    # Float32 scalars before the softplus: "temperature", "mean" and for boxes "std".
+    duals: TrainState = struct.field(kw_only=True)
 
 
 @algorithm
@@ -67,6 +63,8 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         help="gradient steps per pass, each on the better half; None: 4, or 8 if rollout_length is 128 by default",
     )
 
+    has_target = True
+
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # The reasons, with figures, are in docs/algorithms/vmpo.md.
         images = has_images(spec.observation_space)
@@ -79,9 +77,6 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
             found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return super().validate(spec, num_envs, shards) + self.minibatch_problems(num_envs, shards)
-
     @property
     def experience(self) -> Mapping[str, Source]:
         # The limits are relative to the acting policy, which is up to `target_period` batches old anyway.
@@ -92,16 +87,10 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         if spaces.is_continuous(spec.action_space):
             duals["std"] = self.alpha_std
         duals = {name: inverse_softplus(value) for name, value in duals.items()}
-        learner = self.first_state(key, spec, target=True)
-        return VMPOState(
-            network=learner.network,
-            duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
-            statistics=learner.statistics,
-            updates=learner.updates,
-            bonus=learner.bonus,
-        )
+        duals = train_state.create(duals, (), self.optimizer(self.dual_learning_rate))
+        return VMPOState(**vars(super().init(key, spec)), duals=duals)
 
-    def actor(self, state: ActingState) -> ActorState:
+    def actor(self, state: PolicyState) -> ActorState:
         policy = state.network.target_variables
         return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
 
@@ -142,15 +131,12 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
         updates = state.updates + 1
         learned = train_state.polyak_update(learned, jnp.where(updates % self.target_period == 0, 1.0, 0.0))
-        metrics = (
-            replicas.mean(metrics)
-            | explored
-            | {
-                "learning_rate": jnp.asarray(self.learning_rate),
-                "explained_variance": on_policy.explained_variance(data["target"], output.value, rows.weight, replicas),
-            }
+        metrics = replicas.mean(metrics) | explored | {"learning_rate": jnp.asarray(self.learning_rate)}
+        metrics["explained_variance"] = on_policy.explained_variance(
+            data["target"], output.value, rows.weight, replicas
         )
-        return VMPOState(learned, duals, statistics, updates, bonus), UpdateInfo(metrics)
+        new = state.replace(network=learned, duals=duals, statistics=statistics, updates=updates, bonus=bonus)
+        return new, UpdateInfo(metrics)
 
     def _loss(self, learned, model_state, minibatch, carry, spec, replicas):
         duals = jax.tree.map(jax.nn.softplus, learned[1])
