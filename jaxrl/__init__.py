@@ -3,6 +3,7 @@
 A public name is imported when it is first used (PEP 562), so `import jaxrl` takes no longer than `import jax`.
 """
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -69,86 +70,6 @@ if TYPE_CHECKING:
     from jaxrl.sweeps.tune import TuneResult, tune
 
 __version__ = "0.1.0"
-
-# The module of each public name; a test compares this with the imports above.
-_PUBLIC = {
-    "A2C": "algos",
-    "AlphaZero": "algos",
-    "ALGORITHMS": "algos",
-    "BC": "algos",
-    "CQL": "algos",
-    "CRR": "algos",
-    "CrossQ": "algos",
-    "D4PG": "algos",
-    "DDPG": "algos",
-    "DQN": "algos",
-    "Dreamer": "algos",
-    "GAIL": "algos",
-    "IMPALA": "algos",
-    "IQL": "algos",
-    "MPO": "algos",
-    "MuZero": "algos",
-    "PPO": "algos",
-    "PQN": "algos",
-    "R2D2": "algos",
-    "REPPO": "algos",
-    "SAC": "algos",
-    "TD3": "algos",
-    "TD3BC": "algos",
-    "VMPO": "algos",
-    "Anakin": "parallel.anakin",
-    "Dataset": "data",
-    "Decision": "run.callbacks",
-    "Evaluation": "run.policies.evaluation",
-    "FunctionCallback": "run.callbacks",
-    "JaxrlError": "core.errors",
-    "LogUniform": "sweeps.distributions",
-    "Offline": "parallel.offline",
-    "PBTResult": "sweeps.pbt",
-    "Policy": "run.policies.policy",
-    "Preset": "run.presets",
-    "Processes": "parallel.multihost.launch",
-    "RayProcesses": "parallel.multihost.launch",
-    "Record": "run.recording.recorder",
-    "Remote": "parallel.ray.ray_actors",
-    "Resources": "core.resources",
-    "Result": "run.result",
-    "Sebulba": "parallel.sebulba.sebulba",
-    "SweepResult": "sweeps.sweep",
-    "TuneResult": "sweeps.tune",
-    "Uniform": "sweeps.distributions",
-    "check_env": "envs",
-    "compile_for": "sweeps.compile_for",
-    "environments": "envs",
-    "envs": "envs",
-    "evaluate": "run.policies.evaluation",
-    "export_minari": "run.recording.dataset_export",
-    "export_policy": "export.policies",
-    "export_replay": "run.recording.replay_export",
-    "export_rlds": "run.recording.dataset_export",
-    "from_dm_env": "envs.host.dm_env",
-    "launch": "parallel.multihost.launch",
-    "load": "run.directory.loading",
-    "load_dataset": "data",
-    "make": "envs",
-    "make_algorithm": "algos",
-    "make_train": "sweeps.make_train",
-    "networks": "networks",
-    "pbt": "sweeps.pbt",
-    "preset": "run.presets",
-    "pull": "export.hub",
-    "push": "export.hub",
-    "register": "core.registry",
-    "render": "run.recording.rendering",
-    "report": "sweeps.html_report",
-    "schedules": "schedules",
-    "spaces": "spaces",
-    "sweep": "sweeps.sweep",
-    "to_pandas": "sweeps.records",
-    "train": "run.training",
-    "tune": "sweeps.tune",
-}
-_MODULES = ("envs", "networks", "schedules", "spaces")
 
 __all__ = [
     "A2C",
@@ -229,14 +150,23 @@ __all__ = [
 ]
 
 
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Return the module of each public name, read from the imports for type checkers above."""
+    import ast
+
+    with open(__file__, encoding="utf-8") as source:
+        imports = [node for node in ast.walk(ast.parse(source.read())) if isinstance(node, ast.ImportFrom)]
+    return {name.name: node.module or "" for node in imports for name in node.names}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jaxrl.core import interrupts
 
-    home = _PUBLIC[name]
-    module = interrupts.interruptible(importlib.import_module)(f"{__name__}.{home}")
-    value = module if name in _MODULES else getattr(module, name)
+    home, load = _homes()[name], interrupts.interruptible(importlib.import_module)
+    value = load(f"{home}.{name}") if home == __name__ else getattr(load(home), name)
     globals()[name] = value
     return value
 

@@ -100,16 +100,9 @@ def test_packages_are_tied_by_few_imports():
 def test_the_public_face_is_what_checkers_see():
     tree = ast.parse((CODE / "__init__.py").read_text())
     (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.name: (node.module or "").removeprefix("jaxrl").removeprefix(".")
-        for node in checked.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert set(seen) == set(jaxrl._PUBLIC) == set(jaxrl.__all__)
-    for name, home in jaxrl._PUBLIC.items():
-        within = f"{seen[name]}.{name}".removeprefix(".") if name in jaxrl._MODULES else seen[name]
-        assert within == home, name
+    seen = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(jaxrl.__all__)
+    for name in seen:
         assert getattr(jaxrl, name) is not None and name in dir(jaxrl)
 
 
