@@ -8,6 +8,7 @@ from helpers.continuous import NETWORKS
 from helpers.programs import DQN, ENV, PPO, REPLAY, ROWS
 
 import jaxrl
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.rnd import RND
 from jaxrl.networks import (
@@ -55,7 +56,7 @@ ALGORITHMS = {
     "alphazero": jaxrl.AlphaZero(**ROLLOUTS, **MINIBATCHES, simulations=4),
     "dqn": DQN,
     "btr": DQN.replace(
-        munchausen=True,
+        munchausen=Munchausen(),
         network=QNetwork(programs.SMALL, head=ImplicitQuantileValues(4, 8, dueling=True, widths=(8,), noisy=True)),
     ),
     "r2d2": programs.R2D2,

@@ -98,12 +98,8 @@ class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
 def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
     """Return the actor state; actors act randomly until the first update (after the replay's `min_size` steps)."""
     values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
-    return ActorState(
-        params=state.policy.params,
-        statistics=state.statistics,
-        model_state=state.policy.model_state,
-        exploration=values | {"warm_up": state.updates == 0},
-    )
+    values["warm_up"] = state.updates == 0
+    return ActorState(state.policy.params, state.statistics, state.policy.model_state, values)
 
 
 def policy_output(

@@ -16,7 +16,7 @@ from flax import struct
 
 from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry, spaces
-from jaxrl.core.config import BEFORE
+from jaxrl.core.config import BEFORE, PART
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import problem
 from jaxrl.core.schedules import is_schedule, schedule_problems
@@ -27,29 +27,16 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _LIMITS = {"low", "above", "high", "below", "choices"}
+_RELATIONS = {"only_with", "at_most", "less_than", PART}
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; importing `jaxrl.algos` adds the built-in ones
 
 
-def _field(
-    default,
-    traced,
-    *,
-    low=None,
-    above=None,
-    high=None,
-    below=None,
-    choices=None,
-    only_with=None,
-    at_most=None,
-    less_than=None,
-    options=None,
-    help="",
-    before=dataclasses.MISSING,
-):
-    limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}
-    metadata = {"limits": limits, "only_with": only_with, "options": options, "help": help}
-    metadata |= {"at_most": at_most, "less_than": less_than}
+def _field(default, traced, *, help="", before=dataclasses.MISSING, **settings):
+    if wrong := settings.keys() - _LIMITS - _RELATIONS:
+        raise TypeError(f"a field has no {', '.join(sorted(wrong))}; use {', '.join(sorted(_LIMITS | _RELATIONS))}")
+    metadata = dict.fromkeys(_RELATIONS) | {name: item for name, item in settings.items() if name in _RELATIONS}
+    metadata["limits"] = {name: item for name, item in settings.items() if name in _LIMITS and item is not None}
+    metadata["help"] = help
     if before is not dataclasses.MISSING:
         metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
@@ -82,7 +69,7 @@ def part(kind: type, *, help: str) -> Any:
     """Declare an optional part of an algorithm, a field group with its own equations; None: the algorithm without it.
 
     Args:
-      kind: the part's class, which has `resolve(spec)`, `fit_problems(spec)` and `init(key, spec)`, its own state.
+      kind: the part's class.
       help: one line.
     """
     return _field(None, True, options=kind, help=help)
@@ -90,7 +77,7 @@ def part(kind: type, *, help: str) -> Any:
 
 def parts(algo: "DataclassInstance") -> dict[str, Any]:
     """Return the parts of an algorithm that are set, by field name."""
-    fields = [field.name for field in dataclasses.fields(algo) if field.metadata.get("options")]
+    fields = [field.name for field in dataclasses.fields(algo) if field.metadata.get(PART)]
     return {name: value for name in fields if (value := getattr(algo, name)) is not None}
 
 
@@ -119,7 +106,7 @@ def _with_changes[T](cls: type[T]) -> type[T]:
         if name not in inherited:
             raise TypeError(f"{cls.__name__}.{name} = changed(...): no group of {cls.__name__} has this field")
         metadata = inherited[name].metadata
-        settings = {key: metadata[key] for key in ("only_with", "at_most", "less_than", "help")} | change.metadata
+        settings = {key: metadata[key] for key in ("help", *_RELATIONS)} | change.metadata
         if not _LIMITS & settings.keys():
             settings |= metadata["limits"]
         setattr(cls, name, _field(change.default, metadata["pytree_node"], **settings))
@@ -337,9 +324,15 @@ def network_problems(
     return []
 
 
-def unresolved(algo: Any, field: str) -> ConfigError:
-    """Return the error for using an algorithm before `field` was resolved for an environment."""
-    return ConfigError(f"{type(algo).__name__}.{field} is not set; call algo.resolve(spec, num_envs) first")
+def resolved(algo: Any, field: str) -> Any:
+    """Return a field's value.
+
+    Raises:
+      ConfigError: the value is None: it depends on the environment, and `resolve` was not called.
+    """
+    if (value := getattr(algo, field)) is None:
+        raise ConfigError(f"{type(algo).__name__}.{field} is not set; call algo.resolve(spec, num_envs) first")
+    return value
 
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
@@ -370,7 +363,7 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
-    if (options := field.metadata.get("options")) is not None:
+    if (options := field.metadata.get(PART)) is not None:
         if value is None or isinstance(value, options):
             return [] if value is None else field_problems(value)
         return [f"{label}={value!r:.80} is not {options.__name__}(...), or None"]

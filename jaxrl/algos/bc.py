@@ -70,7 +70,7 @@ class BC(NormalizationFields):
         )
 
     def actor(self, state: BCState) -> ActorState:
-        return ActorState(state.policy.params, statistics=state.statistics, model_state=state.policy.model_state)
+        return ActorState(state.policy.params, state.statistics, state.policy.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, resolved, static
 from jaxrl.algos.fields import CombinedReplayFields, MemoryFields, PrioritizedFields, SupportFields
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QLearningFields, QState, Returns
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -43,7 +44,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         low=1,
         help="number of rewards summed before bootstrapping; None: 3, or 1 for images, munchausen or storage=flashbax",
     )
-    random_persistence: float = changed(0.0, before=0.0)
     capacity: int = changed(50_000)
     batch_size: int = changed(128)
     replay_ratio: float | None = changed(0.1)
@@ -79,16 +79,12 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         only_with="network.head=quantilevalues or network.head=implicitquantilevalues",
         help="Huber threshold of the quantile loss, above which it is linear",
     )
-    munchausen_scale: Scalar = number(
-        0.9, low=0, high=1, only_with="munchausen", help="weight of the log-policy in the reward (alpha)"
-    )
-    munchausen_temperature: Scalar = number(0.03, above=0, only_with="munchausen", help="softmax temperature (tau)")
-    munchausen_clip: Scalar = number(-1.0, high=0, only_with="munchausen", help="lower bound of the log-policy term")
     target_period: int = static(100, low=1, help="gradient updates between target network updates")
     double: bool = static(True, help="double DQN: the online network selects the next action")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different magnitudes")
-    munchausen: bool = static(
-        False, help="Munchausen targets: soft values, and the scaled log-policy added to the reward"
+    munchausen: Munchausen | None = part(
+        Munchausen,
+        help="soft targets, with the scaled log-policy added to the reward; None: neither",
     )
     sequence_length: int = changed(16, only_with="network.recurrent")
     burn_in: int = changed(0, only_with="network.recurrent")
@@ -130,7 +126,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         found = []
         if self.munchausen and (categorical or self.value_rescaling):
             found.append(
-                f"{name}.munchausen=True needs a head of expected values or quantiles, because its target adds a term "
+                f"{name}.munchausen needs a head of expected values or quantiles, because its target adds a term "
                 "per action, and value_rescaling=False, because its policy is a softmax of values"
             )
         if self.value_rescaling and not isinstance(head, ActionValues):
@@ -231,9 +227,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         return 1 if self.munchausen or self.storage == "flashbax" else 3
 
     def _transformation(self) -> optax.GradientTransformation:
-        if self.learning_rate is None:
-            raise unresolved(self, "learning_rate")
-        return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
+        return clipped(self.optimizer(resolved(self, "learning_rate")), self.max_grad_norm)
 
     def _target(
         self,
@@ -249,14 +243,10 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         next_output = view.next(target_output, target_network, noise[2])
         next_values = self.values_of(next_output)
         if self.munchausen:
-            temperature = self.munchausen_temperature
-            values = self.values_of(view.current(target_output))
-            bonus = q_learning.munchausen_bonus(
-                values, rows.action, temperature, self.munchausen_scale, self.munchausen_clip
-            )
+            bonus = self.munchausen.bonus(self.values_of(view.current(target_output)), rows.action)
             # Only the first reward gets the bonus: the replay stores only the first of several actions.
             rewards = rewards.at[:, 0].add(bonus)
-            next_returns = q_learning.soft_returns(next_output, next_values, temperature)
+            next_returns = self.munchausen.soft_returns(next_output, next_values)
         else:
             if self.double:
                 online_output = view.next(output, online, noise[3])

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import normalization, returns, train_state
-from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, static, unresolved
+from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, resolved, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.train_state import TrainState, Variables
@@ -198,7 +198,7 @@ class OnPolicy(RolloutFields):
 
     def actor(self, state: PolicyState) -> ActorState:
         network = state.network
-        return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
+        return ActorState(network.params, state.statistics, network.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
         return self.first_carry(self.network, spec)
@@ -265,9 +265,7 @@ class OnPolicy(RolloutFields):
         Raises:
           ConfigError: the algorithm was not resolved.
         """
-        if self.entropy_cost is None:
-            raise unresolved(self, "entropy_cost")
-        return policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        return policy_loss + self.value_cost * value_loss - resolved(self, "entropy_cost") * entropy
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -277,9 +275,7 @@ class OnPolicy(RolloutFields):
         gradient is hundreds of times the policy's, so clipping by the joint norm would almost stop the policy from
         learning.
         """
-        if self.learning_rate is None:
-            raise unresolved(self, "learning_rate")
-        steps = self.optimizer(self.learning_rate)
+        steps = self.optimizer(resolved(self, "learning_rate"))
         if self.value_learning_rate is not None:
             steps = _partition(steps, self.optimizer(self.value_learning_rate), _value_and_rest)
         if self.max_grad_norm is None or self.joint_grad_norm:

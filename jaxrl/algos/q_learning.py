@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos.base import field_group, number, static, unresolved
+from jaxrl.algos.base import field_group, number, resolved, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -68,7 +68,7 @@ class QLearningFields(DiscountFields):
         only_with="ladder",
         help="exponent alpha of the ladder; the last environment uses epsilon^(1 + alpha)",
     )
-    random_persistence: float | None = static(
+    random_persistence: float = static(
         0.0, low=0, below=1, help="probability that a random action is repeated at the next step"
     )
     ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
@@ -89,7 +89,7 @@ class QLearningFields(DiscountFields):
         return ActorState(state.network.params, model_state=state.network.model_state, exploration=exploration)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        random_action = jnp.int32(-1) if self._persistence else ()
+        random_action = jnp.int32(-1) if resolved(self, "random_persistence") else ()
         return QCarry(self.network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
 
     def act(
@@ -112,15 +112,9 @@ class QLearningFields(DiscountFields):
         if isinstance(carry.random_action, tuple):
             return ActorOutput(epsilon_greedy(*choice), carry)
         action, random = persistent_epsilon_greedy(
-            *choice, previous=carry.random_action, first=timestep.first, persistence=self._persistence
+            *choice, previous=carry.random_action, first=timestep.first, persistence=self.random_persistence
         )
         return ActorOutput(action, carry.replace(random_action=random))
-
-    @property
-    def _persistence(self) -> float:
-        if self.random_persistence is None:
-            raise unresolved(self, "random_persistence")
-        return self.random_persistence
 
 
 # --- exploration -----------------------------------------------------------------------------------------------------
@@ -308,51 +302,6 @@ def unscaled(y: jax.Array, epsilon: float = 1e-3) -> jax.Array:
     inner = 4.0 * epsilon * (jnp.abs(y) + 1.0 + epsilon)
     root = 2.0 * (jnp.abs(y) + 1.0 + epsilon) / (jnp.sqrt(1.0 + inner) + 1.0)
     return jnp.sign(y) * (root - 1.0) * (root + 1.0)
-
-
-def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
-    """Return tau log softmax(q / tau), stable for a small tau (Vieillard et al., 2020, arXiv:2007.14430, B.1).
-
-    Args:
-      values: q [batch, actions]; for forbidden actions, the most negative finite number.
-      temperature: tau, more than 0.
-
-    Returns:
-      [batch, actions]; for forbidden actions, -inf or nearly so.
-    """
-    advantage = values - jnp.max(values, axis=-1, keepdims=True)
-    return advantage - temperature * jax.nn.logsumexp(advantage / temperature, axis=-1, keepdims=True)
-
-
-def munchausen_bonus(
-    values: jax.Array, action: jax.Array, temperature: Scalar, scale: Scalar, clip: Scalar
-) -> jax.Array:
-    """Return the Munchausen bonus: alpha times tau log pi(a|o) clipped to [clip, 0] (Vieillard et al., equation 5).
-
-    Args:
-      values: the target network's values of the action's observation, [batch, actions].
-      action: int32 [batch].
-      temperature, scale, clip: tau, alpha and l_0 of the paper.
-    """
-    log_policy = jnp.take_along_axis(scaled_log_policy(values, temperature), action[:, None], axis=-1)[:, 0]
-    return scale * jnp.clip(log_policy, clip, 0.0)
-
-
-def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns:
-    """Return sum_a pi(a) (Z(a) - tau log pi(a)) for each atom of values or quantiles (Vieillard et al., 2020).
-
-    Args:
-      output: the target network's output for the next observation; values or `QuantileReturns`.
-      values: expected returns [batch, actions] of the output.
-      temperature: tau.
-    """
-    log_policy = scaled_log_policy(values, temperature)
-    policy = jnp.exp(log_policy / temperature)
-    atoms = output.quantiles if isinstance(output, QuantileReturns) else values[..., None]
-    # `where`, not just the product: a forbidden action has probability 0 and an infinite logarithm.
-    each = jnp.where(policy[..., None] > 0.0, policy[..., None] * (atoms - log_policy[..., None]), 0.0)
-    atoms = jnp.sum(each, axis=1)
-    return Returns(atoms, jnp.full_like(atoms, 1.0 / atoms.shape[-1]))
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
     def actor(self, state: REPPOState) -> ActorState:
         policy = state.policy
-        return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
+        return ActorState(policy.params, state.statistics, policy.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
         return self.first_carry(self.policy, spec)

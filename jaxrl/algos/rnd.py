@@ -14,14 +14,13 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, q_learning, returns, train_state
-from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.base import field_group, network_problems, number, static
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import registry, spaces
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, Metrics, NetworkInputs, PyTree, Replicas, Rollout
+from jaxrl.core.types import SEQUENCE_INPUTS, EnvSpec, Metrics, NetworkInputs, PyTree, Replicas, Rollout
 from jaxrl.networks import Embedding, Torso, default_torso
 
 
@@ -61,12 +60,8 @@ class RND:
 
     def fit_problems(self, spec: EnvSpec) -> list[str]:
         """Explain why the networks do not fit the observations."""
-        try:
-            networks = self._networks.values()
-            jax.eval_shape(lambda key: [network.init(key, spec) for network in networks], jax.random.key(0))
-        except ConfigError as error:
-            return [f"RND: {error}"]
-        return []
+        known, networks = SEQUENCE_INPUTS, self._networks.values()
+        return list({line: None for network in networks for line in network_problems("RND", network, spec, known)})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> RNDState:
         """Return the initial state, for the same key as the algorithm's.

@@ -92,7 +92,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
 
     def actor(self, state: PolicyState) -> ActorState:
         policy = state.network.target_variables
-        return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
+        return ActorState(policy.params, state.statistics, policy.model_state)
 
     def update(
         self, state: VMPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

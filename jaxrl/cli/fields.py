@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any
 
 from jaxrl.algos.base import Readable, owner_at
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.algos.rnd import RND
@@ -26,7 +27,7 @@ _OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* f
 # Classes that flags support for fields with these annotations. User-defined parts and `DictEncoder`, which has a torso
 # per entry, can only be set in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
-    **{part: (part,) for part in (RND, Remote, Resources, FrameStack, View)},
+    **{part: (part,) for part in (Munchausen, RND, Remote, Resources, FrameStack, View)},
     Optimizer: OPTIMIZERS,
     Torso: tuple(torso for torso in registry.registered("torso").values() if torso is not DictEncoder),
     Core: tuple(registry.registered("core").values()),

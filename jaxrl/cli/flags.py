@@ -67,6 +67,11 @@ class Flag:
         return {self.option: "True", f"{self.option[:place]}no-{self.option[place:]}": "False"}
 
     @property
+    def bare(self) -> str:
+        """The value without a text: the part with its default fields, if the flag is for a part of an algorithm."""
+        return "".join(part.name for part in self.kind.parts if str(part.made_by).startswith(("part:", "exploration:")))
+
+    @property
     def usage(self) -> str:
         """The flag with a placeholder for its value."""
         if self.positional:
@@ -182,8 +187,8 @@ def _texts(command, flags, argv):
             problems += unknown("flag", name, known, f"{command} --help lists them").problems
         elif many:
             texts.setdefault(flag.name, []).extend(found)
-        elif found or implied:
-            texts[flag.name] = found or [implied]
+        elif found or implied or flag.bare:
+            texts[flag.name] = found or [implied or flag.bare]
         else:
             print(f"{flag.option} needs a value; see {command} --help", file=sys.stderr)
             raise SystemExit(2)

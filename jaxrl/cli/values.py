@@ -175,6 +175,8 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 def _read_part(parts, text):
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
+    if len(parts) == 1 and "=" in name:  # the name of the only part may be omitted
+        name, words = parts[0].name, [name, *words]
     if name.lower() not in by_name:
         raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
     part = by_name[name.lower()]

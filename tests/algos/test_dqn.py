@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import jaxrl
 from jaxrl import networks
 from jaxrl.algos import q_learning
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.q_learning import Returns
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -38,7 +39,7 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
 # Compiled: in one program what would be one for each operation.
 huber_loss = jax.jit(q_learning.quantile_huber_loss)
-munchausen_bonus, soft_returns = jax.jit(q_learning.munchausen_bonus), jax.jit(q_learning.soft_returns)
+munchausen_bonus, soft_returns = jax.jit(Munchausen.bonus), jax.jit(Munchausen.soft_returns)
 td_loss, support_metrics = jax.jit(q_learning.td_loss), jax.jit(q_learning.support_metrics, static_argnums=(2, 3, 5))
 projection = jax.jit(q_learning.categorical_projection, static_argnums=3)
 nearby = jax.jit(q_learning._nearby, static_argnums=2)
@@ -109,24 +110,25 @@ def test_munchausen_is_equation_5(tau):
     action = np.arange(6) % 4
     log_policy = np.log(np.maximum(softmax(np.float64(values) / tau), 1e-300))
     expected = 0.9 * np.clip(tau * log_policy[np.arange(6), action], -1.0, 0.0)
-    got = munchausen_bonus(jnp.asarray(values), jnp.asarray(action), tau, 0.9, -1.0)
+    part = Munchausen(temperature=tau)
+    got = munchausen_bonus(part, jnp.asarray(values), jnp.asarray(action))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     policy = softmax(np.float64(following) / tau)
     entropy = -np.sum(policy * np.log(np.maximum(policy, 1e-300)), -1)
     soft = (policy * following).sum(-1) + tau * entropy
-    got = soft_returns(jnp.asarray(following), jnp.asarray(following), tau)
+    got = soft_returns(part, jnp.asarray(following), jnp.asarray(following))
     np.testing.assert_allclose(got.atoms[:, 0], soft, rtol=1e-4, atol=1e-5)
     quantiles = random(6, 4, 3, seed=2)
-    got = soft_returns(QuantileReturns(jnp.asarray(quantiles)), jnp.asarray(following), tau)
+    got = soft_returns(part, QuantileReturns(jnp.asarray(quantiles)), jnp.asarray(following))
     expected = np.einsum("ba,ban->bn", policy, quantiles) + tau * entropy[:, None]
     np.testing.assert_allclose(got.atoms, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_munchausen_is_finite_where_actions_are_forbidden():
     values = networks.heads.mask_values(jnp.ones((2, 3)), jnp.asarray([[True, False, True], [False, False, True]]))
-    soft = soft_returns(values, values, 0.03).atoms[:, 0]
+    soft = soft_returns(Munchausen(), values, values).atoms[:, 0]
     np.testing.assert_allclose(soft, [1.0 + 0.03 * np.log(2), 1.0], rtol=1e-5)
-    assert np.isfinite(munchausen_bonus(values, jnp.asarray([0, 2]), 0.03, 0.9, -1.0)).all()
+    assert np.isfinite(munchausen_bonus(Munchausen(), values, jnp.asarray([0, 2]))).all()
 
 
 def test_the_ladder_is_horgans():
@@ -200,7 +202,7 @@ VARIANTS = {
         "n_step": 3,
         "double": False,
     },
-    "quantile": {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": True},
+    "quantile": {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": Munchausen(), "ladder": True},
 }
 
 
@@ -238,9 +240,9 @@ def test_a_frame_of_stacked_observations_is_kept_once():
 
 def test_what_is_left_open_goes_with_the_rest():
     """The shortest commands of Munchausen and of flashbax's replay need transitions of one step."""
-    steps = [jaxrl.DQN(**fields).resolve(SPEC, 1).n_step for fields in ({}, {"munchausen": True}, {"n_step": 2})]
-    assert steps == [3, 1, 2]
-    for fields in ({"munchausen": True}, {"storage": "flashbax"}):
+    asked = {}, {"munchausen": Munchausen()}, {"n_step": 2}
+    assert [jaxrl.DQN(**fields).resolve(SPEC, 1).n_step for fields in asked] == [3, 1, 2]
+    for fields in ({"munchausen": Munchausen()}, {"storage": "flashbax"}):
         assert jaxrl.DQN(**fields).validate(SPEC, 1, 1) == []
         assert jaxrl.DQN(**fields).experience["replay"].n_step == 1
     image = EnvSpec("images", spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(4))

@@ -14,6 +14,7 @@ from helpers.registered import OWN_ALGORITHMS
 import jaxrl
 from jaxrl.algos.base import changed, field_group, field_problems, has_effect
 from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.core.schedules import Constant, resolve_schedules
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
 from jaxrl.sweeps.launcher import launch
@@ -32,7 +33,7 @@ BASES = {
     "dqn-categorical": DQN.replace(
         network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True
     ),
-    "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=True),
+    "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=Munchausen()),
     "dqn-recurrent": DQN.replace(
         network=QNetwork(MLP((4,)), core=GRU(4)), prioritized=True, sequence_length=4, value_rescaling=True
     ),

@@ -47,6 +47,7 @@ from scipy.stats import norm
 
 import jaxrl
 from jaxrl.algos import q_learning
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -817,9 +818,7 @@ def test_implicit_quantiles_with_munchausen():
     """As Beyond the Rainbow: three steps, the first with Munchausen's bonus, at fractions drawn three times."""
     algo = jaxrl.DQN(
         **COMMON,
-        munchausen=True,
-        munchausen_temperature=0.3,
-        munchausen_clip=-0.4,
+        munchausen=Munchausen(temperature=0.3, clip=-0.4),
         quantile_huber=0.5,
         prioritized=True,
         max_grad_norm=None,
