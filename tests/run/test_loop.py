@@ -36,9 +36,9 @@ def test_a_run_that_goes_on_never_holds_two_replays(tmp_path, monkeypatch):
     del buffers
     before, held, restore = live_bytes(), [], Checkpointer.restore
 
-    def measured(self, template, step=None):
+    def measured(self, template):
         held.append(live_bytes() - before)
-        restored = restore(self, template, step)
+        restored = restore(self, template)
         held.append(live_bytes() - before)
         return restored
 
