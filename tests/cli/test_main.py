@@ -29,6 +29,7 @@ from helpers.strict_json import read_json
 from PIL import Image
 
 import jaxrl
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.cli import fields, flags, main, run_summary, runs, table, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
@@ -475,6 +476,20 @@ def test_switches_that_may_be_left_open_need_no_value(words, normalized, shared)
         _, changed = read([*RUN, *words], algo)
         wanted = (normalized, shared) if words else (algo.normalize_observation, algo.network.shared)
         assert (changed.normalize_observation, changed.network.shared) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], None),
+        (["--munchausen", "none"], None),
+        (["--munchausen", "--no-double"], Munchausen()),
+        (["--munchausen=scale=0.5:clip=-2"], Munchausen(scale=0.5, clip=-2.0)),
+        (["--munchausen", "munchausen:0.5:temperature=0.1"], Munchausen(scale=0.5, temperature=0.1)),
+    ],
+)
+def test_the_flag_of_a_part_needs_neither_its_name_nor_a_value(words, part):
+    assert read(["dqn", *RUN[1:], *words], jaxrl.DQN())[1].munchausen == part
 
 
 @pytest.mark.parametrize("word", ["--no-clip-value=True", "--network.no-shared=True", "-clip-value"])
