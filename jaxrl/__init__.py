@@ -152,11 +152,13 @@ __all__ = [
 
 @functools.cache
 def _homes() -> dict[str, str]:
-    """Return the module of each public name, read from the imports for type checkers above."""
+    """Return the module of each public name, from the imports for type checkers above."""
     import ast
+    import pkgutil
 
-    with open(__file__, encoding="utf-8") as source:
-        imports = [node for node in ast.walk(ast.parse(source.read())) if isinstance(node, ast.ImportFrom)]
+    source = pkgutil.get_data(__name__, "__init__.py") or b""
+    [checked] = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
     return {name.name: node.module or "" for node in imports for name in node.names}
 
 

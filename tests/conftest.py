@@ -37,9 +37,14 @@ def forget_programs_if_many():
         gc.collect()
 
 
+def relative(path):
+    """Return a path relative to this folder, as in exhaustive.toml; other paths as they are."""
+    return (path.relative_to(TESTS) if path.is_relative_to(TESTS) else path).as_posix()
+
+
 def pytest_ignore_collect(collection_path, config):
     """Leave out files without the mark that `-m` begins with, such as `exact`: to import all files takes minutes."""
-    mark, name = config.option.markexpr.partition(" ")[0], collection_path.relative_to(TESTS).as_posix()
+    mark, name = config.option.markexpr.partition(" ")[0], relative(collection_path)
     if mark not in ("exact", "exhaustive", "learning", "endurance") or not collection_path.name.startswith("test_"):
         return None
     found = name in EXHAUSTIVE if mark == "exhaustive" else mark in collection_path.read_text(encoding="utf-8")
@@ -47,28 +52,17 @@ def pytest_ignore_collect(collection_path, config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Mark what exhaustive.toml names, and sort the files that take longest first: each is run by a single worker.
+def pytest_collection_modifyitems(items):
+    """Mark the cases that exhaustive.toml leaves out, and sort the files that take longest first: each is run by a single worker.
 
     The further commands of docs/systems.md come last: they take half an hour, in which no other would be run.
     """
-    unknown = {
-        (file, test, case) for file, tests in EXHAUSTIVE.items() for test in tests for case in [None, *tests[test]]
-    }
-    whole = not any("::" in argument for argument in config.args)
     places = {}
     for item in items:
-        file, (test, _, case) = item.path.relative_to(TESTS).as_posix(), item.name.removesuffix("]").partition("[")
-        kept = EXHAUSTIVE.get(file, {}).get(test)
-        exhaustive = kept is not None and case not in kept
-        if exhaustive:
+        file, (test, _, case) = relative(item.path), item.name.removesuffix("]").partition("[")
+        if exhaustive := case not in EXHAUSTIVE.get(file, {}).get(test, [case]):
             item.add_marker("exhaustive")
-        unknown -= {(file, test, case), (file, test, None)}
-        last = exhaustive and file == "test_systems_commands.py"
-        places[item] = 2 if last else int(item.path.parent != TESTS)
-    files = {item.path.relative_to(TESTS).as_posix() for item in items}
-    if whole and (wrong := [known for known in unknown if known[0] in files]):
-        raise pytest.UsageError(f"exhaustive.toml names tests that do not exist: {wrong}")
+        places[item] = 2 if exhaustive and file == "test_systems_commands.py" else int("/" in file)
     items.sort(key=places.get)
 
 

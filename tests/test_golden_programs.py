@@ -1,11 +1,13 @@
 """Programs are those of `golden/programs.json`: a change that is meant to change none has changed none."""
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from golden.make_programs import FILE, digest, programs
 from helpers.tiers import one_quick
@@ -43,4 +45,8 @@ def test_order_repetition_and_names_do_not_count_and_operations_do():
         return jnp.exp(x) + sine
 
     assert traced(lambda x: jnp.exp(x) + jnp.sin(x)) == traced(other_order)
-    assert len({traced(inner) for inner in (other_order, jnp.sin, lambda x: jnp.exp(x) - jnp.sin(x))}) == 3
+    others = [jnp.sin, lambda x: jnp.exp(x) - jnp.sin(x), jax.checkpoint(other_order)]
+    for axis, shape in itertools.product((0, 1), ((2, 3), (3, 2))):
+        zeros = np.zeros(shape, np.float32)
+        others.append(lambda x, zeros=zeros, axis=axis: x + jax.lax.reduce(zeros, x, jax.lax.max, (axis,)).sum())
+    assert len({traced(inner) for inner in [other_order, *others]}) == 8

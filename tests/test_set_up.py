@@ -149,6 +149,20 @@ def test_every_test_is_run_by_one_of_the_targets():
             assert ran == ({"exhaustive"} if exhaustive else {"test-rest"} if long else quick)
 
 
+@pytest.mark.long
+def test_what_exhaustive_toml_names_exists():
+    """Otherwise, a renamed test or case would no longer be left out, or all of them would be."""
+    named = tomllib.loads((ROOT / "tests" / "exhaustive.toml").read_text(encoding="utf-8"))
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *(f"tests/{file}" for file in named)]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    collected = {line.partition("[")[0] for line in listed} | set(listed)
+    files = {line.partition("::")[0] for line in listed}  # without those of suites that are not installed
+    for file, tests in named.items():
+        for test, cases in tests.items():
+            names = [f"tests/{file}::{test}", *(f"tests/{file}::{test}[{case}]" for case in cases)]
+            assert set(names) <= collected or f"tests/{file}" not in files, names
+
+
 def check_metadata(wheel):
     """Assert what `twine check` does: a wheel has a summary, and a description whose form is named; and a licence."""
     with zipfile.ZipFile(wheel) as archive:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.base import changed, field_group, number
-from jaxrl.algos.fields import ActorCriticFields, NoiseFields, NormalizationFields
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import changed, field_group, number, static
+from jaxrl.algos.fields import ActorCriticFields, NormalizationFields
+from jaxrl.algos.off_policy import LearnerState, Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core import spaces
@@ -44,7 +44,40 @@ class ActingCarry(struct.PyTreeNode):
 
 
 @field_group
-class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
+class ActingFields(NormalizationFields, ActorCriticFields):
+    """Correlation of exploration noise in time, and the state of a learner with a policy and critics."""
+
+    noise_correlation: float = static(
+        0.0,
+        low=0,
+        below=1,
+        help="continuous actions: correlation of exploration noise between consecutive steps; 0: independent",
+    )
+    random_correlation: float | None = static(
+        None,
+        low=0,
+        below=1,
+        help="continuous actions: correlation of random actions before the first update; None: noise_correlation",
+    )
+    noise_hold: int = static(
+        1,
+        low=1,
+        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
+    )
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PyTree:
+        """Return a new state, with target networks of the policy and of the critics."""
+        policy_key, critic_key = jax.random.split(key)
+        return LearnerState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
+
+
+@field_group
+class StochasticActing(ActingFields):
     """Acting by sampling from a stochastic policy, and randomly before the first update."""
 
     def actor(self, state: ActorCriticState) -> ActorState:
@@ -63,7 +96,7 @@ class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
 
 
 @field_group
-class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
+class DeterministicActing(ActingFields):
     """Acting by a deterministic policy with noise, and randomly before the first update."""
 
     exploration_noise: Scalar = number(
@@ -115,7 +148,7 @@ def policy_output(
     return jax.tree.map(lambda x: x[0], output), carry
 
 
-def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
+def initial_noise(algo: ActingFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
     """Return an environment's noise [n] before its first step, and the number of steps for which the noise is held.
 
     The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
@@ -128,7 +161,7 @@ def initial_noise(algo: NoiseFields, spec: EnvSpec) -> tuple[Noise, jax.Array | 
 
 
 def with_noise(
-    algo: NoiseFields, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array
+    algo: ActingFields, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array
 ) -> ActingCarry:
     """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
 

@@ -83,6 +83,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         explore: bool,
     ) -> ActorOutput:
         """Return the best action found by search for each environment; its policy is an extra, used in the update."""
+        timestep = self.preprocess(timestep)
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))
         expand = functools.partial(self._expand, actor, model, spec)
@@ -111,7 +112,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         After a time limit, this value estimates the return that would have followed; after a termination, it is 0.
         """
         state, after = model.env.step(node.state, action, key)
-        after = after.replace(previous_action=action)
+        after = self.preprocess(after.replace(previous_action=action))
         batched = jax.tree.map(lambda x: x[None], (after, node.carry))
         output, carry = jax.tree.map(lambda x: x[0], self._evaluate(actor, *batched, spec))
         reward = after.reward

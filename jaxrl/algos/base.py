@@ -5,7 +5,7 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform, runtime_checkable
 
 import jax
@@ -16,7 +16,7 @@ from flax import struct
 
 from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry, spaces
-from jaxrl.core.config import BEFORE, PART
+from jaxrl.core.config import BEFORE, WAS
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import problem
 from jaxrl.core.schedules import is_schedule, schedule_problems
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _LIMITS = {"low", "above", "high", "below", "choices"}
-_RELATIONS = {"only_with", "at_most", "less_than", PART}
+_RELATIONS = {"only_with", "at_most", "less_than", "options", WAS}
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; importing `jaxrl.algos` adds the built-in ones
 
 
@@ -65,20 +65,21 @@ def static(default: Any, **limits) -> Any:
     return _field(default, False, **limits)
 
 
-def part(kind: type, *, help: str) -> Any:
+def part(kind: type, *, help: str, was: Mapping[str, str] | None = None) -> Any:
     """Declare an optional part of an algorithm, a field group with its own equations; None: the algorithm without it.
 
     Args:
       kind: the part's class.
       help: one line.
+      was: if the field was a bool in older configurations: the part's fields, by their names in the algorithm then.
     """
-    return _field(None, True, options=kind, help=help)
+    return _field(None, True, options=kind, help=help, was=was)
 
 
 def parts(algo: "DataclassInstance") -> dict[str, Any]:
     """Return the parts of an algorithm that are set, by field name."""
-    fields = [field.name for field in dataclasses.fields(algo) if field.metadata.get(PART)]
-    return {name: value for name in fields if (value := getattr(algo, name)) is not None}
+    kinds = {field.name: field.metadata.get("options") for field in dataclasses.fields(algo)}
+    return {name: getattr(algo, name) for name, kind in kinds.items() if kind and isinstance(getattr(algo, name), kind)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +364,7 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
-    if (options := field.metadata.get(PART)) is not None:
+    if (options := field.metadata.get("options")) is not None:
         if value is None or isinstance(value, options):
             return [] if value is None else field_problems(value)
         return [f"{label}={value!r:.80} is not {options.__name__}(...), or None"]

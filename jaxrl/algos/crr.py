@@ -46,15 +46,6 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=True, discrete=True)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
-        policy_key, critic_key = jax.random.split(key)
-        return LearnerState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
-        )
-
     def update(
         self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[LearnerState, UpdateInfo]:

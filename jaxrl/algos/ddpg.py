@@ -46,15 +46,6 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFiel
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=False)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> LearnerState:
-        policy_key, critic_key = jax.random.split(key)
-        return LearnerState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
-        )
-
     def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)

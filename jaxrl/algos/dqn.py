@@ -84,6 +84,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different magnitudes")
     munchausen: Munchausen | None = part(
         Munchausen,
+        was={"munchausen_scale": "scale", "munchausen_temperature": "temperature", "munchausen_clip": "clip"},
         help="soft targets, with the scaled log-policy added to the reward; None: neither",
     )
     sequence_length: int = changed(16, only_with="network.recurrent")

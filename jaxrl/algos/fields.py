@@ -251,29 +251,6 @@ class NormalizationFields:
 
 
 @field_group
-class NoiseFields:
-    """Correlation of exploration noise in time."""
-
-    noise_correlation: float = static(
-        0.0,
-        low=0,
-        below=1,
-        help="continuous actions: correlation of exploration noise between consecutive steps; 0: independent",
-    )
-    random_correlation: float | None = static(
-        None,
-        low=0,
-        below=1,
-        help="continuous actions: correlation of random actions before the first update; None: noise_correlation",
-    )
-    noise_hold: int = static(
-        1,
-        low=1,
-        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
-    )
-
-
-@field_group
 class DelayedPolicyFields:
     """Delayed updates of a deterministic policy, and smoothed target actions (TD3)."""
 

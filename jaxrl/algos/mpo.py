@@ -116,20 +116,14 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
         return self.combined_sources(self.source(n_step=self.n_step))
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
-        policy_key, critic_key = jax.random.split(key)
         multipliers, each = {"mean": self.alpha_mean}, (1,)
         if isinstance(spec.action_space, spaces.Box):
             multipliers["std"] = self.alpha_std
             each = spec.action_space.shape if self.per_dimension else each
         duals = {name: jnp.full(each, inverse_softplus(value), jnp.float32) for name, value in multipliers.items()}
         duals["temperature"] = inverse_softplus(self.temperature)
-        return MPOState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
-            duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
-        )
+        duals = train_state.create(duals, (), self.optimizer(self.dual_learning_rate))
+        return MPOState(**vars(super().init(key, spec)), duals=duals)
 
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -12,6 +12,7 @@ from flax import struct
 from jaxrl.algos import normalization, returns, train_state
 from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, resolved, static
 from jaxrl.algos.fields import DiscountFields
+from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -125,7 +126,7 @@ class RolloutFields(DiscountFields):
     def prepare(
         self, statistics: Statistics, batch: Mapping[str, Any], replicas: Replicas
     ) -> tuple[Statistics, Rollout]:
-        """Return the next statistics, and the rollout to learn from: preprocessed, terminated at ignored time limits.
+        """Return the next statistics, and the preprocessed rollout to learn from.
 
         The batch is merged into the statistics for the next actor state, but an update uses the statistics with which
         its batch was collected, so the first batch is not normalized; only REPPO scales its rewards with the merged
@@ -134,13 +135,14 @@ class RolloutFields(DiscountFields):
         to 930 (5 and 6 seeds).
         """
         rollout: Rollout = batch["rollout"]
-        timesteps = self.preprocess(rollout.timesteps)
-        rollout = rollout.replace(timesteps=timesteps)
-        statistics = update_statistics(statistics, rollout, self.gamma, replicas)
-        if not self.bootstrap_truncated:
-            last = timesteps.last
-            rollout = rollout.replace(timesteps=timesteps.replace(terminated=last, truncated=jnp.zeros_like(last)))
-        return statistics, rollout
+        rollout = rollout.replace(timesteps=self.preprocess(rollout.timesteps))
+        return update_statistics(statistics, rollout, self.gamma, replicas), rollout
+
+    def valued(self, rollout: Rollout, values: jax.Array, bootstrap_value: jax.Array) -> returns.Segment:
+        """Return the rollout's scaled rewards and endings, with `values` [T, B] and `bootstrap_value` [B]."""
+        rows, reward = rollout.rows, scaled_reward(rollout, self.reward_clip)
+        terminated = rows.terminated if self.bootstrap_truncated else rows.terminated | rows.truncated
+        return returns.Segment.of_rows(rows, values, bootstrap_value).replace(rewards=reward, terminated=terminated)
 
 
 @field_group
@@ -185,11 +187,7 @@ class OnPolicy(RolloutFields):
         if not found:
             found += [line for part in parts(self).values() for line in part.fit_problems(spec)]
         found += network_problems(f"{type(self).__name__}.network", self.network, spec, SEQUENCE_INPUTS)
-        return found + self.minibatch_problems(num_envs, shards)
-
-    def minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
-        """Return no problems: a batch is not divided, unless `MinibatchFields` precede this class."""
-        return []
+        return found + self.minibatch_problems(num_envs, shards) if isinstance(self, MinibatchFields) else found
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         network = train_state.create(*self.network.init(key, spec), self.transformation, target=self.has_target)
@@ -249,8 +247,7 @@ class OnPolicy(RolloutFields):
         final = network_inputs(rollout.final, rollout.statistics, self.observation_clip)
         final = jax.tree.map(lambda x: x[None], final)
         value = self.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)
-        rows, reward = rollout.rows, scaled_reward(rollout, self.reward_clip)
-        return returns.Segment.of_rows(rows, values, value[0]).replace(rewards=reward)
+        return self.valued(rollout, values, value[0])
 
     def recorded_segment(self, rollout: Rollout, network: Variables, spec: EnvSpec) -> returns.Segment:
         """Return `segment` with the values recorded while acting."""
@@ -346,7 +343,7 @@ def scaled_reward(rollout: Rollout, clip: Scalar) -> jax.Array:
 
 
 def update_statistics(statistics: Statistics, batch: Rollout, gamma: Scalar, replicas: Replicas) -> Statistics:
-    """Merge this batch from all replicas into the statistics that there are."""
+    """Merge this batch from all replicas into `statistics`; without statistics, do nothing."""
     timesteps = batch.timesteps[:-1]
     # Last observations count too. With whole episodes, rows after an episode's end, or after its environment failed and
     # was rebuilt, are not part of the batch.

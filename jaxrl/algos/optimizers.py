@@ -45,7 +45,7 @@ class Adam(struct.PyTreeNode):
     eps: float = 1e-5
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.adam(learning_rate, **vars(self))
+        return optax.adam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
 
 
 class AdamW(struct.PyTreeNode):
@@ -63,7 +63,7 @@ class AdamW(struct.PyTreeNode):
     weight_decay: float = 1e-4
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.adamw(learning_rate, **vars(self))
+        return optax.adamw(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay)
 
 
 class RMSProp(struct.PyTreeNode):
@@ -96,7 +96,7 @@ class RAdam(struct.PyTreeNode):
     eps: float = 1e-8
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.radam(learning_rate, **vars(self))
+        return optax.radam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
 
 
 class Muon(struct.PyTreeNode):
@@ -122,8 +122,17 @@ class Muon(struct.PyTreeNode):
     steps: int = struct.field(pytree_node=False, default=5)
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        settings = {"ns_steps" if name == "steps" else name: value for name, value in vars(self).items()}
-        return muon(learning_rate, muon_weight_dimension_numbers=_dense_kernels, **settings)
+        return muon(
+            learning_rate,
+            ns_steps=self.steps,
+            beta=self.beta,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            consistent_rms=self.consistent_rms,
+            adam_b1=self.adam_b1,
+            adam_b2=self.adam_b2,
+            muon_weight_dimension_numbers=_dense_kernels,
+        )
 
 
 class LaProp(struct.PyTreeNode):

@@ -110,7 +110,14 @@ class PPO(MinibatchFields, OnPolicy):
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
         rows = rollout.rows
         bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus, state.bonus, rollout, spec, key, replicas, self.epochs, self.minibatches
+            self.exploration_bonus,
+            state.bonus,
+            rollout,
+            spec=spec,
+            key=key,
+            replicas=replicas,
+            epochs=self.epochs,
+            count=self.minibatches,
         )
         segment = self.recorded_segment(rollout, state.network.variables, spec)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)

@@ -113,6 +113,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
+        timestep = self.preprocess(timestep)
         inputs = on_policy.network_inputs(timestep, actor.statistics, self.observation_clip)
         policy = train_state.Variables(actor.params, actor.model_state)
         distribution = off_policy.evaluate_policy(self.policy, policy, inputs.observation, spec, inputs.action_mask)
@@ -168,8 +169,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         # Rewards include the entropy of each row's action: subtracting it from the observation's return results in the
         # action's return.
         bonus = -temperature * rows.extras["log_prob"]
-        reward = on_policy.scaled_reward(rollout, self.reward_clip)
-        segment = returns.Segment.of_rows(rows, values[:-1], values[-1]).replace(rewards=reward + bonus)
+        segment = self.valued(rollout, values[:-1], values[-1])
+        reward, segment = segment.rewards, segment.replace(rewards=segment.rewards + bonus)
         target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
         extras = {"target": target, "policy": jax.tree.map(lambda x: x[:-1], distribution), "active": rollout.active}
         if features is not None:

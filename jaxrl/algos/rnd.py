@@ -60,11 +60,15 @@ class RND:
 
     def fit_problems(self, spec: EnvSpec) -> list[str]:
         """Explain why the networks do not fit the observations."""
-        known, networks = SEQUENCE_INPUTS, self._networks.values()
-        return list({line: None for network in networks for line in network_problems("RND", network, spec, known)})
+        lines = [network_problems("RND", network, spec, SEQUENCE_INPUTS) for network in self._networks.values()]
+        return list(dict.fromkeys(sum(lines, [])))
 
     def init(self, key: jax.Array, spec: EnvSpec) -> RNDState:
-        """Return the initial state, for the same key as the algorithm's.
+        """Return the initial state.
+
+        Args:
+          key: the key of the algorithm's `init`.
+          spec: the environment's spec.
 
         Raises:
           ConfigError: the torso does not fit the observations.
@@ -207,6 +211,7 @@ def explore(
     bonus: RND | None,
     state: PyTree,
     rollout: Rollout,
+    *,
     spec: EnvSpec,
     key: jax.Array,
     replicas: Replicas,

@@ -99,7 +99,14 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
     ) -> tuple[VMPOState, UpdateInfo]:
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
         bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus, state.bonus, rollout, spec, key, replicas, self.epochs, self.minibatches
+            self.exploration_bonus,
+            state.bonus,
+            rollout,
+            spec=spec,
+            key=key,
+            replicas=replicas,
+            epochs=self.epochs,
+            count=self.minibatches,
         )
         rows, inputs, network = rollout.rows, self.inputs(rollout), state.network.variables
         # Use values of the learner's network, because the recorded ones are from the target network.

@@ -68,8 +68,9 @@ class Flag:
 
     @property
     def bare(self) -> str:
-        """The value without a text: the part with its default fields, if the flag is for a part of an algorithm."""
-        return "".join(part.name for part in self.kind.parts if str(part.made_by).startswith(("part:", "exploration:")))
+        """The value of the flag of an algorithm's part if none is given: the part with its defaults; "" for others."""
+        names = [part.name for part in self.kind.parts if str(part.made_by).startswith(("part:", "exploration:"))]
+        return names[0] if names else ""
 
     @property
     def usage(self) -> str:

@@ -20,7 +20,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import is_bounded_shape
 
 BEFORE = "before"  # metadata key: a field's value in configurations that were written before the field existed
-PART = "options"  # metadata key: the class of a part; earlier, its field was a bool, and prefix of the part's fields
+WAS = "was"  # metadata key of a part whose field was a bool: the part's fields, by their names in the algorithm then
 _MOST_NUMBERS = 1 << 28  # maximum count of numbers in all arrays and spaces of a configuration
 _NUMBERS = "fiub"  # kinds of dtypes that are allowed in files
 
@@ -96,11 +96,11 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     for field in dataclasses.fields(cls):
-        if (kind := field.metadata.get(PART)) and isinstance(on := fields.get(field.name), bool):
-            name, prefix = field.name, f"{field.name}_"
-            own = {old.removeprefix(prefix): item for old, item in fields.items() if old.startswith(prefix)}
-            rest = {old: item for old, item in fields.items() if not old.startswith(prefix)}
-            fields = rest | {name: own | {"type": registry.name_of(kind)} if on else None}
+        if (was := field.metadata.get(WAS)) and isinstance(on := fields.get(field.name), bool):
+            own = {was[old]: item for old, item in fields.items() if old in was}
+            own["type"] = registry.name_of(field.metadata["options"])
+            rest = {old: item for old, item in fields.items() if old not in was}
+            fields = rest | {field.name: own if on else None}
     known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
     # Null values of removed fields are ignored.

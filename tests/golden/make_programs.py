@@ -4,7 +4,8 @@
 
 The programs are those of a chunk: in JAX environments and from a dataset one (`Program.chunk`), in host environments
 those of acting and learning. They are only traced. A hash is of the expressions that compute the outputs from the
-inputs: it does not change with the order, repetition or names of operations. A commit that changes a program names it.
+inputs by their names in the algorithm and the state: it does not change with the order, repetition or names of
+operations, nor with functions that are compiled apart. A commit that changes a program names it.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ sys.path[:0] = [str(FILE.parents[1]), str(FILE.parents[2])]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402  all need the path or the platform above
+import jax.extend.core  # noqa: E402
 import numpy as np  # noqa: E402
 from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA  # noqa: E402
 from helpers.made import made  # noqa: E402
@@ -132,7 +134,9 @@ def outputs(traced):
 def computed(jaxpr, inputs, depth=0):
     """Return the hashes of a jaxpr's outputs, given those of its inputs."""
     known = dict(
-        zip(jaxpr.constvars, [hashed(x.dtype, x.tobytes()) for x in map(np.asarray, jaxpr.consts)], strict=True)
+        zip(
+            jaxpr.constvars, [hashed(x.dtype, x.shape, x.tobytes()) for x in map(np.asarray, jaxpr.consts)], strict=True
+        )
     )
     known |= zip(jaxpr.invars, inputs, strict=True)
 
@@ -140,7 +144,8 @@ def computed(jaxpr, inputs, depth=0):
         return hashed(atom.aval, atom.val) if isinstance(atom, jax.extend.core.Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        found = of_equation(eqn.primitive.name, dict(eqn.params), list(map(value, eqn.invars)), depth + 1)
+        assert eqn.outvars or not eqn.effects, f"the effects of {eqn.primitive} have no hash"
+        found = of_equation(eqn.primitive.name, dict(eqn.params), list(map(value, eqn.invars)), depth)
         found = [hashed(found, n) for n in range(len(eqn.outvars))] if isinstance(found, str) else found
         known |= zip(eqn.outvars, found, strict=True)
     return list(map(value, jaxpr.outvars))
@@ -152,7 +157,7 @@ def of_equation(name, params, inputs, depth):
     def loop(jaxpr, consts, carry, rest=()):
         """Return the hashes of a loop's outputs: all of its carry depends on all of its carry."""
         carried = [hashed("carry", depth, n, x) for n, x in enumerate(carry)]
-        return computed(jaxpr, [*consts, *carried, *(hashed("slice", depth, x) for x in rest)], depth)
+        return computed(jaxpr, [*consts, *carried, *(hashed("slice", depth, x) for x in rest)], depth + 1)
 
     if name == "scan":
         consts, carry, rest = map(list, params.pop("ft_in").update(inputs).unpack())
@@ -166,11 +171,13 @@ def of_equation(name, params, inputs, depth):
     if name == "cond":
         branches = [computed(branch, inputs[1:], depth) for branch in params["branches"]]
         return [hashed(name, inputs[0], found) for found in zip(*branches, strict=True)]
-    inner = params.pop("jaxpr", None) or params.pop("call_jaxpr", None)
-    if inner is None:
+    inner = params.pop("call_jaxpr", params.get("jaxpr"))
+    if inner is None or len(inner.invars) != len(inputs):  # as in a reduction, whose jaxpr is of two elements
         return hashed(name, sorted(params.items()), inputs)
+    params.pop("jaxpr", None)
     found = computed(inner, inputs, depth)
-    return found if name in ("jit", "custom_jvp_call", "custom_vjp_call") else [hashed(name, x) for x in found]
+    compiled_apart = name in ("jit", "custom_jvp_call", "custom_vjp_call")
+    return found if compiled_apart else [hashed(name, sorted(params.items()), x) for x in found]
 
 
 def hashed(*parts):

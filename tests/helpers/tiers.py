@@ -1,4 +1,4 @@
-"""Cases of a parametrized test: `make test` runs some, `make test-rest` the others, but those of exhaustive.toml."""
+"""Cases of a parametrized test: `make test` runs some, `make test-rest` those others that are not exhaustive."""
 
 import pytest
 
