@@ -39,8 +39,8 @@ class ActingCarry(struct.PyTreeNode):
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
     noise_steps: jax.Array | tuple[()] = ()  # int32, steps left to hold the noise; () if it is never held
-    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () if all episodes have the same scale
-    discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () if rewards are not scaled by it
+    noise_scale: jax.Array | tuple[()] = ()  # float32, noise level of the episode; () if it is always the same
+    discounted_return: jax.Array | tuple[()] = ()  # float32, of the episode so far; () if rewards are not scaled
 
 
 @field_group
@@ -193,7 +193,7 @@ def sample_action(
 ) -> jax.Array:
     """Return a stochastic policy's mode [B, ...]; if exploring, a sample, or a random action before the first update.
 
-    With `noise`, the sample is computed from it; for box actions only.
+    With `noise`, which requires box actions, the sample is computed from the noise.
     """
     if not explore:
         return distribution.mode()

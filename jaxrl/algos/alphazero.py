@@ -68,7 +68,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # The search policy is a target at any lag.
+        # The search policy is a valid target at any lag.
         return {"rollout": self.rollouts(max_policy_lag=None, unit=self.minibatches)}
 
     def plan(
@@ -82,7 +82,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        """Return the best action found by search for each environment; its policy is an extra, used in the update."""
+        """Return each environment's best action found by search; the search policy is an extra, used in the update."""
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))
         expand = functools.partial(self._expand, actor, model, spec)

@@ -84,7 +84,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with the settings that it shares with GAIL."""
+        """Return SAC with the settings that it shares with GAIL; it learns from the discriminator's rewards."""
         names = [field.name for field in dataclasses.fields(SAC) if hasattr(self, field.name)]
         return SAC(**{name: getattr(self, name) for name in names})
 

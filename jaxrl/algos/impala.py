@@ -124,7 +124,7 @@ def clipped_reward(reward: jax.Array, how: str) -> jax.Array:
       how: "none"; "abs_one": clip to [-1, 1]; "soft_asymmetric": 5 tanh(r / 5), times 0.3 if negative.
 
     Returns:
-      The same shape.
+      The clipped rewards, of the same shape.
     """
     if how == "abs_one":
         return jnp.clip(reward, -1.0, 1.0)

@@ -125,7 +125,9 @@ class RolloutFields(DiscountFields):
     def prepare(
         self, statistics: Statistics, batch: Mapping[str, Any], replicas: Replicas
     ) -> tuple[Statistics, Rollout]:
-        """Return the next statistics, and the rollout to learn from: preprocessed, terminated at ignored time limits.
+        """Return the next statistics, and the preprocessed rollout to learn from.
+
+        If `bootstrap_truncated` is False, truncations become terminations.
 
         The batch is merged into the statistics for the next actor state, but an update uses the statistics with which
         its batch was collected, so the first batch is not normalized; only REPPO scales its rewards with the merged
@@ -145,7 +147,7 @@ class RolloutFields(DiscountFields):
 
 @field_group
 class OnPolicy(RolloutFields):
-    """Policy and value, acting with them, their optimizer, and their gradient steps."""
+    """Policy and value networks, acting, their optimizer and gradient steps."""
 
     learning_rate: Scalar | None = number(
         None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
@@ -346,7 +348,7 @@ def scaled_reward(rollout: Rollout, clip: Scalar) -> jax.Array:
 
 
 def update_statistics(statistics: Statistics, batch: Rollout, gamma: Scalar, replicas: Replicas) -> Statistics:
-    """Merge this batch from all replicas into the statistics that there are."""
+    """Merge a batch from all replicas into the statistics; those that are () stay ()."""
     timesteps = batch.timesteps[:-1]
     # Last observations count too. With whole episodes, rows after an episode's end, or after its environment failed and
     # was rebuilt, are not part of the batch.
