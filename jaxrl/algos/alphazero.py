@@ -61,7 +61,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
-                f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
+                f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's two-player games, "
                 "use opponent=turns"
             )
         return problems
