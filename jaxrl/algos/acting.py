@@ -73,7 +73,7 @@ class DeterministicActing(NoiseFields, NormalizationFields, ActorCriticFields):
         None,
         low=0,
         at_most="exploration_noise",
-        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
+        help="minimum of a noise level sampled per episode, up to exploration_noise; None: always exploration_noise",
     )
     policy: Network = changed(Actor(stochastic=False))
 

@@ -84,7 +84,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different magnitudes")
     munchausen: Munchausen | None = part(
         Munchausen,
-        help="soft targets, with the scaled log-policy added to the reward; None: neither",
+        help="soft targets, with the scaled log-policy added to the reward; None: standard targets",
     )
     sequence_length: int = changed(16, only_with="network.recurrent")
     burn_in: int = changed(0, only_with="network.recurrent")

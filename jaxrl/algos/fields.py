@@ -269,7 +269,7 @@ class NoiseFields:
     noise_hold: int = static(
         1,
         low=1,
-        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
+        help="continuous actions: maximum number of steps to hold exploration noise; n has probability ~ 1 / n^2",
     )
 
 

@@ -32,7 +32,7 @@ class IMPALA(OnPolicy):
     rollout_length: int = changed(20)
     normalize_reward: bool | None = changed(
         None,
-        help="divide rewards by the running deviation of discounted returns; None: unless rewards are clipped",
+        help="divide rewards by the running deviation of discounted returns; None: only if rewards are not clipped",
     )
     optimizer: Optimizer = changed(RMSProp(eps=0.01))
     exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")

@@ -159,7 +159,7 @@ class OnPolicy(RolloutFields):
     )
     joint_grad_norm: bool = static(
         False,
-        help="clip policy and value gradients by their joint norm; False: separate networks by their own norms",
+        help="clip policy and value gradients by their joint norm; False: by separate norms for separate networks",
     )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())

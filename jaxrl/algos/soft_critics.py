@@ -35,7 +35,7 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
         False,
         help="one batch of observations and next observations for critics and targets, in training mode",
     )
-    joint_policy: bool = static(False, help="use one such batch also in the policy's loss")
+    joint_policy: bool = static(False, help="one batch of observations and next observations in the policy's loss too")
     target_critics: int | None = static(
         None,
         low=1,
