@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the cases that exhaustive.toml leaves out, and sort the files that take longest first: each is run by a single worker.
+    """Mark the cases that exhaustive.toml leaves out, and sort the slowest files first: each is run by a single worker.
 
     The further commands of docs/systems.md come last: they take half an hour, in which no other would be run.
     """

@@ -39,8 +39,8 @@ class ActingCarry(struct.PyTreeNode):
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
     noise_steps: jax.Array | tuple[()] = ()  # int32, steps left to hold the noise; () if it is never held
-    noise_scale: jax.Array | tuple[()] = ()  # float32, of the episode; () if all episodes have the same scale
-    discounted_return: jax.Array | tuple[()] = ()  # float32, so far; () if rewards are not scaled by it
+    noise_scale: jax.Array | tuple[()] = ()  # float32, noise level of the episode; () if it is always the same
+    discounted_return: jax.Array | tuple[()] = ()  # float32, of the episode so far; () if rewards are not scaled
 
 
 @field_group
@@ -62,7 +62,7 @@ class ActingFields(NormalizationFields, ActorCriticFields):
     noise_hold: int = static(
         1,
         low=1,
-        help="continuous actions: maximum steps of holding exploration noise; n steps have probability ~ 1 / n^2",
+        help="continuous actions: maximum number of steps to hold exploration noise; n has probability ~ 1 / n^2",
     )
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree:
@@ -106,7 +106,7 @@ class DeterministicActing(ActingFields):
         None,
         low=0,
         at_most="exploration_noise",
-        help="minimum noise standard deviation, sampled per episode up to exploration_noise; None: exploration_noise",
+        help="minimum of a noise level sampled per episode, up to exploration_noise; None: always exploration_noise",
     )
     policy: Network = changed(Actor(stochastic=False))
 
@@ -226,7 +226,7 @@ def sample_action(
 ) -> jax.Array:
     """Return a stochastic policy's mode [B, ...]; if exploring, a sample, or a random action before the first update.
 
-    With `noise`, the sample is computed from it; for box actions only.
+    With `noise`, which requires box actions, the sample is computed from the noise.
     """
     if not explore:
         return distribution.mode()

@@ -61,14 +61,14 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         problems = super().validate(spec, num_envs, shards) + action_problems("AlphaZero", spec, discrete=True)
         if spec.num_agents > 1:
             problems.append(
-                f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's games of two players "
+                f"AlphaZero plans for one agent, but {spec.name} has {spec.num_agents}; for PGX's two-player games, "
                 "use opponent=turns"
             )
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        # The search policy is a target at any lag.
+        # The search policy is a valid target at any lag.
         return {"rollout": self.rollouts(max_policy_lag=None, unit=self.minibatches)}
 
     def plan(
@@ -82,7 +82,7 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        """Return the best action found by search for each environment; its policy is an extra, used in the update."""
+        """Return each environment's best action found by search; the search policy is an extra, used in the update."""
         timestep = self.preprocess(timestep)
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))

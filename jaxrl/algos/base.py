@@ -66,7 +66,7 @@ def static(default: Any, **limits) -> Any:
 
 
 def part(kind: type, *, help: str, was: Mapping[str, str] | None = None) -> Any:
-    """Declare an optional part of an algorithm, a field group with its own equations; None: the algorithm without it.
+    """Declare an optional part of an algorithm, a field group with its own equations; None disables it.
 
     Args:
       kind: the part's class.

@@ -51,7 +51,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         5.0, low=0, help="weight of the penalty relative to the squared error; the initial weight if learned"
     )
     lagrange_threshold: Scalar | None = number(
-        None, help="target value of the penalty, by which the coefficient is learned; None: fixed"
+        None, help="target value of the penalty, used to learn the coefficient; None: the coefficient is fixed"
     )
     cloning_updates: Scalar = number(
         0.0, low=0, help="number of initial updates in which the policy clones the data's actions"

@@ -109,7 +109,7 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
         reduction: str,
         spec: EnvSpec,
     ) -> jax.Array:
-        """Return the mean or maximum value [batch] of the policy's actions, by the smallest critic.
+        """Return the smallest critic's value [batch], as the mean or maximum over the policy's actions.
 
         Box actions are sampled with keys [batch]; for discrete actions, all allowed ones are evaluated.
         """

@@ -85,7 +85,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     munchausen: Munchausen | None = part(
         Munchausen,
         was={"munchausen_scale": "scale", "munchausen_temperature": "temperature", "munchausen_clip": "clip"},
-        help="soft targets, with the scaled log-policy added to the reward; None: neither",
+        help="soft targets, with the scaled log-policy added to the reward; None: standard targets",
     )
     sequence_length: int = changed(16, only_with="network.recurrent")
     burn_in: int = changed(0, only_with="network.recurrent")

@@ -321,7 +321,10 @@ def model_losses(
 
 
 def observation_loss(predicted: list[jax.Array], observation: PyTree, space: spaces.Space) -> jax.Array:
-    """Return the decoder's loss [...], summed: squared errors of images and symlogs, cross-entropies of categories."""
+    """Return the decoder's loss [...]: squared errors of images and symlog values, cross-entropies of categories.
+
+    The errors are summed over the parts of the observation.
+    """
     total = jnp.float32(0.0)
     for x, target, leaf in zip(predicted, jax.tree.leaves(observation), spaces.leaves(space), strict=True):
         if is_image(leaf):

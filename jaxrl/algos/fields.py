@@ -164,7 +164,7 @@ class ResetFields:
             return self.init(key, spec).replace(**unchanged)
 
         due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
-        # This number is not that of a shard, because other functions fold shard numbers into the same key.
+        # Other functions fold shard numbers into the same key; no shard has this number.
         key = jax.random.fold_in(key, 2**31 - 1)
         return jax.lax.cond(due, again, lambda same, _: same, state, key)
 
@@ -458,7 +458,7 @@ class SequenceFields(NStepReplayFields, MemoryFields):
     """Sequences instead of transitions, for recurrent policies or critics."""
 
     def source_with_memory(self) -> Replay:
-        """Return the replay: of transitions, or if recurrent, of sequences with about `batch_size` steps per batch."""
+        """Return the replay of transitions, or if recurrent, of sequences with about `batch_size` steps per batch."""
         if not self.recurrent:
             return self.source(n_step=self.n_step)
         # With `batch_size` sequences, the cost of an update would grow with their length.

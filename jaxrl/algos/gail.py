@@ -53,7 +53,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     """Generative adversarial imitation: SAC with rewards from a discriminator trained on demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)
-    batch_size: int = changed(256, help="transitions per update, and equally many demonstrations")
+    batch_size: int = changed(256, help="transitions per update, and the same number of demonstrations")
     discriminator_learning_rate: Scalar | None = number(
         None, above=0, help="learning rate of the discriminator; None: learning_rate"
     )
@@ -84,7 +84,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """Return the SAC that learns from the discriminator's rewards, with the settings that it shares with GAIL."""
+        """Return SAC with the settings that it shares with GAIL; it learns from the discriminator's rewards."""
         names = [field.name for field in dataclasses.fields(SAC) if hasattr(self, field.name)]
         return SAC(**{name: getattr(self, name) for name in names})
 

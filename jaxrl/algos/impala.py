@@ -32,7 +32,7 @@ class IMPALA(OnPolicy):
     rollout_length: int = changed(20)
     normalize_reward: bool | None = changed(
         None,
-        help="divide rewards by the running deviation of discounted returns; None: unless rewards are clipped",
+        help="divide rewards by the running deviation of discounted returns; None: only if rewards are not clipped",
     )
     optimizer: Optimizer = changed(RMSProp(eps=0.01))
     exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
@@ -126,7 +126,7 @@ def clipped_reward(reward: jax.Array, how: str) -> jax.Array:
       how: "none"; "abs_one": clip to [-1, 1]; "soft_asymmetric": 5 tanh(r / 5), times 0.3 if negative.
 
     Returns:
-      The same shape.
+      The clipped rewards, of the same shape.
     """
     if how == "abs_one":
         return jnp.clip(reward, -1.0, 1.0)

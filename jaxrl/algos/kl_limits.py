@@ -44,7 +44,9 @@ def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Arra
 
 
 def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
-    """Return the Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl, alpha [k].
+    """Return the Lagrangian [k] of kl <= epsilon, for kl and alpha [k].
+
+    Its terms are alpha kl, with a gradient for the policy, and alpha (epsilon - kl), with a gradient for alpha.
 
     Gradient descent on this loss lowers the policy's weighted KL, and raises alpha where kl exceeds epsilon.
     """
@@ -56,7 +58,8 @@ def step_log(
 ) -> TrainState:
     """Take a gradient step of a multiplier's logarithm, and clip it to [-18, 18].
 
-    Far outside this range, the multiplier would be 0 or infinite in float32, and its return would take as many steps.
+    Far outside this range, the multiplier would be 0 or infinite in float32, and returning would take as many steps as
+    leaving it.
     """
     log, _ = apply_gradients(log, gradient, optimizer, replicas)
     return log.replace(params=jnp.clip(log.params, LEAST_DUAL, -LEAST_DUAL))

@@ -1,7 +1,7 @@
 """Maximum a posteriori policy optimization, MPO (Abdolmaleki et al., 2018, arXiv:1806.06920).
 
 The KL divergences of the Gaussian's mean and deviation have separate limits (Abdolmaleki et al., 2018,
-arXiv:1812.02256). For discrete actions, expectations over them are exact.
+arXiv:1812.02256). Expectations over discrete actions are exact.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class AllActions(struct.PyTreeNode):
     log_prior: jax.Array  # [batch, K] log pi of each action
 
     def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
-        """Return the weighted negative log-likelihood [batch] of the actions by the new policy; weights [batch, K]."""
+        """Return the negative log-likelihood [batch] of the actions under the new policy, with weights [batch, K]."""
         return -jnp.sum(weights * new.log_probs(), axis=-1)
 
     def divergences(self, new: Categorical) -> dict[str, jax.Array]:

@@ -103,7 +103,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
 
 
 def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
-    """Return `(x - mean) / std`, clipped to [-clip, clip]; `x` is unchanged before two entries were seen.
+    """Return `(x - mean) / std`, clipped to [-clip, clip]; `x` is unchanged until two entries have been seen.
 
     Entries that hardly varied (see `varies`) become 0, whatever their current value.
 
@@ -135,8 +135,8 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
     """Divide rewards by the standard deviation of the running discounted return, and clip them to [-clip, clip].
 
-    The mean is not subtracted, because that would change the optimal policy. Rewards stay unchanged before two returns
-    were seen, and while returns hardly vary (see `varies`).
+    The mean is not subtracted, because that would change the optimal policy. Rewards are unchanged until two returns
+    have been seen, and while returns hardly vary (see `varies`).
 
     Args:
       statistics: statistics of the running discounted return (see `discounted_return`), made by `init` for a scalar.

@@ -147,7 +147,7 @@ class RolloutFields(DiscountFields):
 
 @field_group
 class OnPolicy(RolloutFields):
-    """Policy and value, acting with them, their optimizer, and their gradient steps."""
+    """Policy and value networks, acting, their optimizer and gradient steps."""
 
     learning_rate: Scalar | None = number(
         None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
@@ -159,7 +159,7 @@ class OnPolicy(RolloutFields):
     )
     joint_grad_norm: bool = static(
         False,
-        help="clip policy and value gradients by their joint norm; False: separate networks by their own norms",
+        help="clip policy and value gradients by their joint norm; False: by separate norms for separate networks",
     )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())
@@ -343,7 +343,7 @@ def scaled_reward(rollout: Rollout, clip: Scalar) -> jax.Array:
 
 
 def update_statistics(statistics: Statistics, batch: Rollout, gamma: Scalar, replicas: Replicas) -> Statistics:
-    """Merge this batch from all replicas into `statistics`; without statistics, do nothing."""
+    """Merge a batch from all replicas into the statistics; those that are () stay ()."""
     timesteps = batch.timesteps[:-1]
     # Last observations count too. With whole episodes, rows after an episode's end, or after its environment failed and
     # was rebuilt, are not part of the batch.

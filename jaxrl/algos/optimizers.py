@@ -197,8 +197,8 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
 def clip_by_array_norm(fraction: Number, least: float = 1e-3) -> optax.GradientTransformation:
     """Clip each array's gradient to a norm of `fraction` times the array's own norm, which counts as at least `least`.
 
-    Adaptive gradient clipping (Brock et al., 2021, arXiv:2102.06171, equation 3) of whole arrays, as in DreamerV3;
-    `optax.adaptive_grad_clip` uses the norms of each output of a layer.
+    This is adaptive gradient clipping (Brock et al., 2021, arXiv:2102.06171, equation 3) of whole arrays, as in
+    DreamerV3; `optax.adaptive_grad_clip` uses the norms of each output of a layer.
     """
 
     def update(updates, state, params=None):

@@ -223,7 +223,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) 
 
 
 def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: Scalar | None) -> jax.Array:
-    """Return half the squared error of the value, or of `old_value` moved towards it by at most `clip` if larger."""
+    """Return half the squared error of `value`, or of `value` clipped to `old_value` +- `clip` if that is larger."""
     error = jnp.square(value - target)
     if clip is not None:
         limited = old_value + jnp.clip(value - old_value, -clip, clip)

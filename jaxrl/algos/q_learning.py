@@ -180,7 +180,7 @@ def persistent_epsilon_greedy(
 
 
 def _uniform_action(draw, mask, actions):
-    """Select a uniformly distributed allowed action [B] by a uniform number [B] in [0, 1)."""
+    """Select a uniformly distributed allowed action [B] from a uniform number [B] in [0, 1)."""
     if mask is None:
         return (draw * actions).astype(jnp.int32)
     rank = (draw * jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)).astype(jnp.int32)

@@ -163,7 +163,7 @@ def after_burn_in(
 
     Args:
       unroll: a function `unroll(variables, time, carry, train) -> (output, carry, model_state)`; `time` is a slice of
-        the time steps, and the given `carry` is that before the slice.
+        the time steps, and the argument `carry` is the carry before the slice.
       variables: the network's variables.
       carry: the carry before the burn-in.
       burn_in: number of time steps of the burn-in.

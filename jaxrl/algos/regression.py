@@ -18,9 +18,9 @@ def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
     """Return the log-likelihood [batch] of a dataset's actions, finite and with a gradient everywhere.
 
     A squashed Gaussian has no density at a bound, which is infinitely far out before the tanh. An action within `EDGE`
-    of a bound is therefore a censored observation: its density is the mean density there, P(within EDGE) / EDGE, as in
-    Acme from 0.999 on. This moves the policy to the bound, but not beyond it. Densities are over actions in [-1, 1], so
-    that units do not matter.
+    of a bound is therefore a censored observation: its density is the mean density there, P(within EDGE) / EDGE, as
+    in Acme beyond 0.999. This moves the policy to the bound, but not beyond it. Densities are over actions in [-1, 1],
+    so that units do not matter.
 
     Args:
       distribution: the policy's distribution over actions, with leaves [batch, ...].

@@ -1,8 +1,8 @@
 """Relative entropy pathwise policy optimization (Voelcker et al., 2025, arXiv:2507.11019).
 
 A critic of action values is learned from lambda-returns with entropy, on rollouts of the newest policy. The policy
-follows the gradient of that critic while its KL divergence from the policy before the update is within a limit. For
-discrete actions, expectations over them are exact.
+follows the gradient of that critic while its KL divergence from the policy before the update is within a limit.
+Expectations over discrete actions are exact.
 """
 
 import dataclasses

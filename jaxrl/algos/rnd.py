@@ -55,7 +55,7 @@ class RND:
     )
 
     def resolve(self, spec: EnvSpec) -> Self:
-        """Return the bonus with its torso, by default the usual one for the observations."""
+        """Return the bonus with `torso` set, by default to `default_torso` of the observation space."""
         return dataclasses.replace(self, torso=self.torso or default_torso(spec.observation_space))
 
     def fit_problems(self, spec: EnvSpec) -> list[str]:
@@ -109,7 +109,8 @@ class RND:
           epochs, count: passes over the rollout, and minibatches per pass.
 
         Returns:
-          The next state; the advantages [T, B] of intrinsic rewards, by the parameters before the update; and metrics.
+          The next state; the advantages [T, B] of intrinsic rewards, computed with the parameters before the
+          update; and metrics.
         """
         timesteps, weight = rollout.timesteps, rollout.rows.weight
         # Observations form one stream: a reset is a step like any other, and may lead to novel observations. Only rows

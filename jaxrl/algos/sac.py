@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learned or a fixed temperature.
 
-For discrete actions, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207). Trained on
-demonstrations without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
+Expectations over discrete actions are exact (Christodoulou, 2019, arXiv:1910.07207). Trained on demonstrations
+without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
 """
 
 import dataclasses
@@ -194,7 +194,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
         With scaled rewards, a fixed value support fits any task. Actors store the discounted return so far with each
         row. Rewards are divided by the standard deviation of the returns, or by the largest absolute return over
         `largest_return` if that is more (FlashSAC, arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3).
-        The standard deviation is taken as 1 before two returns were seen, and while returns hardly vary.
+        The standard deviation is taken as 1 until two returns have been seen, and while returns hardly vary.
         """
         if not isinstance(scale, ReturnScale):
             return scale, batch

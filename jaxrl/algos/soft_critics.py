@@ -35,7 +35,7 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
         False,
         help="one batch of observations and next observations for critics and targets, in training mode",
     )
-    joint_policy: bool = static(False, help="use one such batch also in the policy's loss")
+    joint_policy: bool = static(False, help="one batch of observations and next observations in the policy's loss too")
     target_critics: int | None = static(
         None,
         low=1,
@@ -75,7 +75,7 @@ def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.Abstrac
     """Declare which rows count in layers that normalize over the batch; all rows of histories count.
 
     Args:
-      batch: transitions; their weights say which rows count.
+      batch: transitions; their weights define which rows count.
       ends: number of copies of the rows in the batch that the layers see, such as 2 with next observations.
     """
     if isinstance(batch.observation, History):

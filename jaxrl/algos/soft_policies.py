@@ -1,7 +1,7 @@
 """Policies of soft actor-critics: their gradient step on value and entropy, and the temperature that weighs the two.
 
-Equations of Haarnoja et al. (2018, arXiv:1812.05905). For discrete actions, expectations over them are exact
-(Christodoulou, 2019, arXiv:1910.07207).
+Equations of Haarnoja et al. (2018, arXiv:1812.05905). Expectations over discrete actions are exact (Christodoulou,
+2019, arXiv:1910.07207).
 """
 
 from collections.abc import Callable
@@ -99,8 +99,8 @@ def policy_step(
       replicas: as passed to `update`.
       value_of: a function `value_of(distribution, value) -> value` of the policy's distributions and the values
         [batch], whose result replaces the values.
-      joint: whether to pass observations and next observations through the policy as one batch; the loss is only of
-        the former.
+      joint: whether to pass observations and next observations through the policy as one batch; the loss uses only
+        the observations.
       options: keyword arguments of `value_and_log_prob`.
 
     Returns:

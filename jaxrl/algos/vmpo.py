@@ -174,8 +174,8 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
 def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
     """Select the rows with the larger half of the advantages of all devices (section 4.1); bool, the same shape.
 
-    These are the rows with an advantage of at least the median. Of an odd number of rows, the larger part is selected;
-    rows that equal the median are all selected.
+    These are the rows with an advantage of at least the median. If the number of rows is odd, the larger part is
+    selected; all rows that equal the median are selected.
 
     Args:
       advantages: float32, any shape.
