@@ -153,7 +153,7 @@ def test_a_mask_is_an_argument_and_is_obeyed():
     mask = np.eye(n, dtype=bool)[np.arange(8) % n]
     action, _ = jax.jit(exported(function).call)(seen, (), np.ones(8, bool), np.zeros(8, np.float32), mask)
     np.testing.assert_array_equal(action, np.arange(8) % n)
-    with pytest.raises(ConfigError, match="has no environment"):
+    with pytest.raises(ConfigError, match="needs the environment"):
         ActFunction(Policy(policy.algo, policy.actor, spec))
 
 

@@ -230,7 +230,7 @@ def test_every_topology_evaluates_in_every_kind_of_environment(topology, kind, t
     arguments = {"dataset": dataset and dataset(), "eval_env": eval_env, "topology": where, "progress": False}
     arguments |= {"run_dir": tmp_path, "evaluation_episodes": 1, "evaluate_every": steps}
     if env is None and eval_env is None:
-        with pytest.raises(ConfigError, match="pass dataset= and eval_env="):
+        with pytest.raises(ConfigError, match="pass eval_env="):
             jaxrl.train(algo, total_steps=steps, **arguments)
         return
     for total in steps, 2 * steps:
