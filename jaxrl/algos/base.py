@@ -78,8 +78,8 @@ def part(kind: type, *, help: str, was: Mapping[str, str] | None = None) -> Any:
 
 def parts(algo: "DataclassInstance") -> dict[str, Any]:
     """Return the parts of an algorithm that are set, by field name."""
-    kinds = {field.name: field.metadata.get("options") for field in dataclasses.fields(algo)}
-    return {name: getattr(algo, name) for name, kind in kinds.items() if kind and isinstance(getattr(algo, name), kind)}
+    kinds = {field.name: field.metadata.get("options") or () for field in dataclasses.fields(algo)}
+    return {name: value for name, kind in kinds.items() if isinstance(value := getattr(algo, name), kind)}
 
 
 @dataclasses.dataclass(frozen=True)

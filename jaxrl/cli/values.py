@@ -84,7 +84,7 @@ def metavar(kind: Kind) -> str:
         "floats": "NUMBER,NUMBER,...",
         "texts": "TEXT,TEXT,...",
         "number": "NUMBER|SCHEDULE",
-        "part": kind.parts[0].usage() if len(kind.parts) == 1 else "|".join(part.name for part in kind.parts),
+        "part": "|".join(part.name for part in kind.parts),
     }
     names |= {"network": "NAME", "function": "NAME"}
     return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
