@@ -42,7 +42,7 @@ class PQN(MinibatchFields, QLearningFields):
     """Parallelized Q-networks: Q(lambda) on rollouts, with layer normalization and no replay or target network."""
 
     epsilon: Scalar = changed(Linear(1.0, 0.05, 0.5))
-    random_persistence: float | None = changed(  # ty: ignore[incompatible-attribute-override]  set by `resolve`
+    random_persistence: float | None = changed(  # ty: ignore[incompatible-attribute-override]  # a number, once resolved
         None,
         before=0.0,
         help="probability that a random action is repeated at the next step; None: 0.95, or 0 for images",

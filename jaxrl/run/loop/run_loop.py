@@ -317,7 +317,7 @@ class Loop:
         report = jax.device_get(chunk.report)
         ended = chunk.ended.result()
         seconds = self.times.add(chunk.length, ended, report.actors)
-        if seconds is not None:
+        if seconds:  # 0 if the chunk ended before the host had time to look, which says nothing of its duration
             self.seconds_per_iteration = seconds / chunk.length
         rows, done = self.schedule.rows, chunk.first + chunk.length
         step = done * rows
