@@ -215,8 +215,8 @@ class _Sweep:
     """Flags of `jaxrl sweep` that differ from arguments of `jaxrl.sweep`.
 
     Args:
-      grid: values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also
-        uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments instead of --env, as
+      grid: values to try for fields of the algorithm, such as learning_rate=1e-4,3e-4; with --num-samples also
+        uniform:LOW:HIGH and loguniform:LOW:HIGH; with --backend ray also environments instead of --env, such as
         env=NAME,NAME.
       seeds: number of seeds, starting from 0; or the seeds, separated by commas.
       backend: jax: all runs in one program; ray: each run in its own process and run directory.
@@ -234,8 +234,8 @@ class _Tune:
     """Flags of `jaxrl tune` that differ from arguments of `jaxrl.tune`.
 
     Args:
-      space: search space of a field of the algorithm, replacing or extending the default space (docs/sweeps.md), as
-        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value fixes the field.
+      space: search space of one field of the algorithm, such as learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or
+        rollout_length=64,128; replaces or extends the default space (docs/sweeps.md). A single value fixes the field.
       seeds: number of seeds per trial, starting from 0; or the seeds, separated by commas.
       out: output file for the table; for .png, .svg or .pdf, a plot of the best score so far.
     """
@@ -250,8 +250,8 @@ class _PBT:
     """Flags of `jaxrl pbt` that differ from arguments of `jaxrl.pbt`.
 
     Args:
-      space: space of a hyperparameter, replacing or extending the default space (docs/sweeps.md), as
-        learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99; a single value fixes the hyperparameter.
+      space: space of one hyperparameter, such as learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99;
+        replaces or extends the default space (docs/sweeps.md). A single value fixes the hyperparameter.
       out: output file for the table; for .png, .svg or .pdf, a plot of the lineage.
     """
 

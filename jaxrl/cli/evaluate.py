@@ -61,7 +61,8 @@ class Evaluate(Playing):
       episodes: number of complete episodes.
       seed: seed of the episodes; None: held-out episodes, not used in the evaluations of the run.
       step_timeout: seconds that a host environment may take for one step or reset.
-      opponent: policy of all agents but one: random, or the directory of another run; None: this policy for all.
+      opponent: policy that plays all agents but one: random, or the directory of another run; None: the evaluated
+        policy plays all agents.
       follow: evaluate every new checkpoint until the run, trained by another process, has ended.
       out: with --follow: output file for the evaluations; None: RUN/evaluations.jsonl.
     """

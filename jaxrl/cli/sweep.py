@@ -71,7 +71,7 @@ def pbt(parsed: ParsedCommand) -> int:
     episodes = f"{result.fresh_returns.size} fresh episodes"
     print(f"winner: member {result.lineage.winner}, return {result.fresh_score:.6g} in {episodes}")
     print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all members while training")
-    print(f"the winner's schedules: {train_command(parsed, space | result.schedules)}")
+    print(f"to train with the winner's schedules: {train_command(parsed, space | result.schedules)}")
     _save(result, out)
     _print_location("lineage, curves, table and the winner's policy", arguments.get("run_dir"), out)
     return 0

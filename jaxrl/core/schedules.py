@@ -171,7 +171,7 @@ def schedule_problems(label: str, value: Any) -> list[str]:
 
 
 def parse(text: str | float) -> float | Schedule:
-    """Parse a number or a schedule of the command line: `3e-4`, `linear:2.5e-4:0`, `cosine:1e-3:1e-5:0.5`.
+    """Parse a number or schedule from the command line, such as `3e-4`, `linear:2.5e-4:0` or `cosine:1e-3:1e-5:0.5`.
 
     Args:
       text: a number, or the name of a schedule and its numbers, separated by colons; for `piecewise`, values alternate

@@ -276,7 +276,7 @@ class View:
     Args:
       items: number of this view's items per batch.
       sampler: rule for sampling the items.
-      capacity: maximum number of items, over all environments; None: all items that begin in the rows.
+      capacity: maximum number of items, over all environments; None: one item for every row at which one can begin.
       remover: rule for removing items in excess of `capacity`, if that is set.
       max_times_sampled: number of times an item is sampled before it is removed; 0: no limit.
     """

@@ -45,7 +45,7 @@ def _counted(key, shape):
     """Return the hashes of the counters 0, 1, ..., arranged in `shape`."""
     size = math.prod(shape)
     if size >= 2**32:
-        raise ValueError(f"{size} random numbers in one call; at most 2^32 - 1 are possible: use several calls")
+        raise ValueError(f"{size} random numbers are too many for one call: the maximum is 2^32 - 1; use several calls")
     low = jax.lax.iota(jnp.uint32, size).reshape(shape)
     return _hash(key, jnp.zeros(shape, jnp.uint32), low)
 

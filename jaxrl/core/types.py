@@ -538,7 +538,13 @@ class Algorithm(Protocol):
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree: ...
     def actor(self, state: PyTree) -> ActorState: ...
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        """Return the carry of environment `env_index` (a scalar) of `num_envs` on all devices, without batch axis."""
+        """Return the carry of one environment before its first step, without a batch axis.
+
+        Args:
+          spec: spec of the environment.
+          env_index: index of the environment among all environments of the run, a scalar.
+          num_envs: total number of environments, over all devices.
+        """
         ...
 
     def act(

@@ -113,7 +113,7 @@ def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> St
 
 
 def _each(function, tree, *others):
-    """Map a function over the leaves of trees; if the first tree's leaf is None, return the second tree's, if any."""
+    """Map `function` over the leaves of trees; where the first tree has None, return the second tree's leaf, if any."""
     stays = lambda leaf, *rest: (rest[0] if rest else None) if leaf is None else function(leaf, *rest)  # noqa: E731
     return jax.tree.map(stays, tree, *others, is_leaf=lambda leaf: leaf is None)
 

@@ -163,7 +163,9 @@ class MinariWriter(Writer):
                     f"the metadata field {name}={value!r} must be a number or a string, without / in its name"
                 )
             elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-                problems.append(f"the metadata field {name}={value} has more than 64 bits")
+                problems.append(
+                    f"the metadata field {name}={value} does not fit into int64, which Minari's files require"
+                )
         return problems
 
     def _stored(self):
@@ -194,7 +196,9 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any) -> Any:
     if isinstance(space, spaces.Composite):
         parts = {str(key): child for key, child in space.items}
         if wrong := [key for key in parts if "/" in key or key in ("", ".", "..")]:
-            raise ConfigError(f"steps/{name}/{wrong[0]}: Minari does not support this name; rename it")
+            raise ConfigError(
+                f"steps/{name}: Minari does not support the keys {wrong}: no key may be '', '.' or '..', or contain '/'"
+            )
         return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", first[key]) for key, child in parts.items()})
     if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))

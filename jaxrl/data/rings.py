@@ -212,13 +212,13 @@ def _as_space(
         names = sorted(str(key) for key, _ in space.items)
         if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
-            raise DatasetError(f"{where} has {has}; the environment's space has {names}")
+            raise DatasetError(f"{where} must have the keys {names} of the environment's space; found {has}")
         found = {
             key: _as_space(value[str(key)], child, f"{where}/{key}", counts, clipped) for key, child in space.items
         }
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     if isinstance(value, Mapping):
-        raise DatasetError(f"{where} has {sorted(value)}; the environment's space is {space!r}")
+        raise DatasetError(f"{where} has the keys {sorted(value)}; the environment's space is {space!r}")
     x = np.asarray(value)
     if x.shape[1:] != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
         raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's space is {space!r}")

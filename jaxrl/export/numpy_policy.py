@@ -90,7 +90,10 @@ def load(path):
     with np.load(path, allow_pickle=False) as file:
         description = json.loads(file["description"].tobytes())
         if description.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {description.get('format')!r}, but this file reads format {FORMAT}")
+            raise ValueError(
+                f"{path} has format {description.get('format')!r}; use the .py file exported with it: "
+                f"this one reads format {FORMAT}"
+            )
         constants = [None] * description["values"]
         for number in description["constants"]:
             constants[number] = file[f"x{number}"]

@@ -185,7 +185,7 @@ class ModelPart(_Called):
 
 
 def latent_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sample the uniform numbers for latents with keys `[B]`; `B` is inserted before the last axis of `shape`."""
+    """Return uniform numbers for sampling latents: `shape`, with the axis of `keys` `[B]` inserted before the last."""
     return jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32), out_axes=-2)(keys)
 
 

@@ -352,9 +352,9 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     if not all(isinstance(source, Replay | Dataset) for source in sources):
         return [*found, f"{kind} is on-policy and cannot learn from a dataset; use an algorithm with a replay buffer"]
     if dataset_fraction == 1.0 and has_separate_dataset(algo):
-        found.append(f"{kind} with these settings learns from a dataset and its own experience; pass env= to train")
+        found.append(f"{kind} with these settings learns from a dataset and its own experience; also pass env=")
     if 0.0 < dataset_fraction < 1.0 and not any(isinstance(source, Replay) for source in sources):
-        found.append(f"{kind} learns only from a dataset; pass eval_env= to train, not env=")
+        found.append(f"{kind} learns only from a dataset; pass eval_env= instead of env=")
     if spec.masked:
         found.append(f"{spec.name} has action masks, which datasets do not contain; use another environment")
     for name, source in algo.experience.items():

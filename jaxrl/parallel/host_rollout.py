@@ -46,7 +46,7 @@ class HostActing:
     extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
-        """Return the integer to fold into the keys of the step that is `number` steps after the next one."""
+        """Return the integer to fold into the keys of a step: the next one if `number` is 0, the one after it if 1."""
         return np.uint32((self.steps_per_env + number) % 2**32)
 
     def storage(self, rollout: Rollout) -> Storage:

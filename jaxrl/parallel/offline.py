@@ -85,7 +85,7 @@ class Offline(Topology):
         problems = []
         if others:
             problems.append(
-                f"a stream serves only one source, but {type(algo).__name__} has {sorted(algo.experience)}; use "
+                f"streaming supports only one source, but {type(algo).__name__} has {sorted(algo.experience)}; use "
                 "stream=False"
             )
         if isinstance(source, Replay) and not isinstance(source.sampler, Uniform):

@@ -174,7 +174,7 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
         if any(run.rows for run in runs):
             return  # the figure notes that no episode has ended yet
         raise ConfigError(f"no value of {metric} in {names}: no metrics were written")
-    raise unknown("metric", metric, known, f"the metrics of {names}")
+    raise unknown("metric", metric, known, f"searched: {names}")
 
 
 def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -110,7 +110,7 @@ class SweepResult(Tabulated):
           ConfigError: the metric does not exist, or the format is not supported.
         """
         if metric not in self.metrics:
-            raise unknown("metric", metric, self.metrics, "the metrics of this sweep")
+            raise unknown("metric", metric, self.metrics, "`metrics` lists them")
         return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":

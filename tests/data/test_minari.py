@@ -115,11 +115,11 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
     [
         ({"observation": np.zeros(5, ml_dtypes.bfloat16)}, "dtype 'bfloat16'"),
         ({"observation": {"eye": np.zeros(5, np.complex64)}}, "dtype 'complex64'"),
-        ({"observation": {"a/b": np.zeros(5, np.float32)}}, "steps/observation/a/b: Minari does not support this name"),
+        ({"observation": {"a/b": np.zeros(5, np.float32)}}, r"steps/observation: Minari .* keys \['a/b'\]"),
         ({"observation": np.zeros((5, 0), np.float32)}, r"steps/observation has shape \(0,\)"),
         ({"reward": np.zeros(5, np.dtype(">f4"))}, "steps/reward has dtype >f4"),
         ({"discount": np.float32([1, 0.5, 1, 0, 0])}, "steps/discount must be float32, 0 at a termination"),
-        ({"metadata": {"number": 2**63}}, "the metadata field number=.* has more than 64 bits"),
+        ({"metadata": {"number": 2**63}}, "the metadata field number=.* does not fit into int64"),
         ({"metadata": {"seeds": [1, 2]}}, r"the metadata field seeds=\[1, 2\] must be a number or a string"),
     ],
 )

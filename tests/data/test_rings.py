@@ -178,7 +178,7 @@ def test_frames_are_stored_once():
     "change, said",
     [
         ({"observation": np.zeros((4, 3), np.float32)}, r"episode 1: observation is float32 \(3,\)"),
-        ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has \['x'\]"),
+        ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has the keys \['x'\]"),
         ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
         (
             {"action": np.full((4, 1), 1e300)},

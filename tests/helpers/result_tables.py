@@ -218,7 +218,7 @@ def _throughput() -> str:
     for row in _read("throughput")["rows"]:
         peers, threads = [of(row, peer) for peer in ("rejax", "purejaxrl")], "one thread / one a core"
         lines.append([row["work"], _thousands(row["jaxrl train (steps/s)"]), *peers, _maybe(row, threads, ".2f")])
-    header = "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread to one per core"
+    header = "task, environments | steps/s | relative to rejax | relative to purejaxrl | one thread / one per core"
     return table(header, lines)
 
 
@@ -286,7 +286,7 @@ def _accelerator() -> str:
     ]
     return (
         table("work, environments | steps/s | ms per iteration", lines)
-        + "\n\nThe next table has jaxrl's speed on CartPole divided by that of others, alternating in one run.\n\n"
+        + "\n\nThe next table shows jaxrl's speed on CartPole divided by that of others, measured in alternation.\n\n"
         + table("environments | seeds | rejax | purejaxrl", peers)
     )
 

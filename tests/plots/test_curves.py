@@ -188,7 +188,7 @@ def test_a_run_from_before_a_field_is_of_the_configuration_with_its_default(tmp_
 
 def test_bad_input_is_told(tmp_path):
     refused(lambda: plot_runs([], tmp_path / "x.png"), "no runs to plot")
-    with pytest.raises(ConfigError, match=r"'loss'.*the metrics of run0, run1"):
+    with pytest.raises(ConfigError, match=r"'loss'.*searched: run0, run1"):
         plot_runs([run(), run(1)], tmp_path / "x.png", metric="loss")
     sweeps = [dataclasses.replace(run(seed), name=f"sweep{place}") for place in range(5) for seed in range(2)]
     with pytest.raises(ConfigError, match=r"sweep2 and 2 more\)$"):

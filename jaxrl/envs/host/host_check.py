@@ -56,7 +56,8 @@ def type_problems(call: str, timestep: TimeStep[Any], space: spaces.Space, batch
 
     Args:
       call: "reset" or "step".
-      timestep: a time step of one JAX environment, from `jax.eval_shape`; or of host environments, as NumPy arrays.
+      timestep: the time step to check: the output of `jax.eval_shape` for one JAX environment, or NumPy arrays for a
+        batch of host environments.
       space: the observation space.
       batch: the batch shape: (num_envs,) for host environments, () for a JAX environment.
     """

@@ -151,7 +151,7 @@ class SteppedRecipe(LibraryRecipe):
     def spec(self) -> Any:
         """Return the object from which `worker_program.made` makes an environment.
 
-        It is a Gymnasium spec, a function, or a tuple for `FromDmEnv`.
+        It is a Gymnasium spec, a function, or the arguments of `FromDmEnv` as a tuple.
         """
         raise NotImplementedError
 

@@ -33,7 +33,7 @@ def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | No
 
 
 def towards(host: str) -> str | None:
-    """Return this machine's source address for packets to a host, or None without a route. Nothing is sent."""
+    """Return the address from which this machine reaches `host`, or None if there is no route; sends nothing."""
     try:
         family, kind, protocol, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

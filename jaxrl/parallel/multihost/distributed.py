@@ -139,7 +139,7 @@ def exchange(what: str, value: Any) -> list[Any]:
       value: this process's value, a JSON value.
 
     Raises:
-      PeerError: a process failed, did not answer, or exchanges a value with another name.
+      PeerError: a process failed, did not answer, or sent a value with another name.
     """
     here, client = _engine.global_state, _engine.global_state.client
     if client is None and jax.process_count() > 1:
@@ -161,7 +161,9 @@ def exchange(what: str, value: Any) -> list[Any]:
         if doing == _FAILED:
             raise PeerError(f"process {other} failed: {theirs}")
         if doing != what:
-            raise PeerError(f"process {other} exchanges {doing!r}, but process {index} exchanges {what!r}")
+            raise PeerError(
+                f"run the same code on all processes: process {other} sent {doing!r}; process {index} expected {what!r}"
+            )
         found.append(theirs)
     return found
 

@@ -211,8 +211,8 @@ class ActorPool:
         """Wait for the actors, and return their answers to the calls of `begin`.
 
         Args:
-          again: the method to call on an actor that replaces a lost one: with the same arguments if it is the method of
-            the call that was lost, otherwise without arguments.
+          again: method to call on the replacement of a lost actor. If it is the method passed to `begin`, it is called
+            with the same arguments; any other method is called without arguments.
           steps: number of environment steps that the method takes.
 
         Raises:

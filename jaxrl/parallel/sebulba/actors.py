@@ -261,7 +261,7 @@ class ActorThreads:
 def _wait(thread, collectors, until):
     """Wait for a thread to end, until the time `until`.
 
-    If none of its environments is stepping then, the thread may be compiling: wait up to `_COMPILING` seconds longer.
+    If no environment is stepping at that time, the thread may be compiling, so wait up to `_COMPILING` more seconds.
     """
     while thread.is_alive() and time.monotonic() < until + _COMPILING:
         thread.join(TURN)

@@ -89,9 +89,10 @@ def load_initial(
       step: the checkpoint of a run directory; None: the newest.
 
     Raises:
-      ConfigError: leaves that the policy acts with do not match; the message lists them with both shapes.
+      ConfigError: arrays that the policy needs to act are missing or have other shapes or dtypes; the message lists
+        them.
       RunDirectoryError: the path is not a run directory.
-      CheckpointError: the run has no sound checkpoint.
+      CheckpointError: the run has no intact checkpoint.
     """
     parent, initial = _identity(source), resolve_schedules(algo, 0.0)
     shapes = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))

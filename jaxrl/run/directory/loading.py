@@ -79,14 +79,14 @@ def load(
     Args:
       path: the run directory, the directory of a sweep (to load its best run), or a folder written by
         `export_policy(..., to="safetensors")`.
-      step: the step of the checkpoint to load; None: the newest sound checkpoint.
+      step: the step of the checkpoint to load; None: the newest intact checkpoint.
       best: load the checkpoint with the highest evaluation return instead.
       algo, env: the algorithm and the environment to use instead of those in `config.json`; needed if one of their
         classes is not registered with `jaxrl.register`.
 
     Raises:
       RunDirectoryError: `path` is not a run directory.
-      CheckpointError: there is no such checkpoint, or none that is sound and matches the configuration.
+      CheckpointError: there is no such checkpoint, or none that is intact and matches the configuration.
       ConfigError: the configuration cannot be decoded; the message names the argument to pass.
     """
     return load_run(path, step=step, best=best, algo=algo, env=env).policy

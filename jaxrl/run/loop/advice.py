@@ -105,9 +105,9 @@ def below_best(rows: Sequence[Mapping[str, float]], run_dir: Any, best_step: int
 
 
 def late_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return in the last fifth of training; if no episode ended in it, in the last row with episodes.
+    """Return the mean return of the episodes that ended in the last fifth of training.
 
-    The result is None if no episode ended in the whole run.
+    If there are none, return the mean of the last metrics with episodes; if no episode ended in the run, return None.
     """
     ended = _with_episodes(rows)
     late = [row for row in ended if row["step"] > (1.0 - _LATE) * rows[-1]["step"]]

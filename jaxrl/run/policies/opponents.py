@@ -97,7 +97,7 @@ def as_opponent(opponent: Policy | str | os.PathLike) -> Policy | None:
 
     Raises:
       ConfigError: `opponent` has another type, or the directory does not contain a run.
-      CheckpointError: the run has no sound checkpoint.
+      CheckpointError: the run has no intact checkpoint.
     """
     if isinstance(opponent, Policy) or opponent == "random":
         return opponent if isinstance(opponent, Policy) else None

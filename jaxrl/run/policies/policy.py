@@ -292,7 +292,9 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
         if isinstance(observation, dict | tuple):
             has = sorted(observation) if isinstance(observation, dict) else list(range(len(observation)))
         if has != expected:
-            raise ConfigError(f"{where} has {has}, but the policy was trained on {expected}")
+            raise ConfigError(
+                f"{where} must be a dictionary or tuple with the parts {expected}, as in training; found {has}"
+            )
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
             raise ConfigError(f"{where} has parts of batch sizes {sizes} (None: no batch); use one size for all parts")

@@ -220,7 +220,7 @@ def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
 
 
 def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Yield the rows of n sequences, of shape [n, length, ...], each row only once."""
+    """Yield stretches of consecutive rows of overlapping sequences `[n, length, ...]`, each row only once."""
     item, offset = np.nonzero(rows.weight[:, :-1])
     steps, chosen = np.unique(step[item] + offset, return_index=True)
     item, offset = item[chosen], offset[chosen]

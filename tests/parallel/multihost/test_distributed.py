@@ -271,7 +271,7 @@ def test_processes_at_different_places_are_named(store):
     store.values["jaxrl/0/1"] = json.dumps(["signals", 2])
     assert distributed.exchange("signals", 1) == [1, 2]
     store.values["jaxrl/1/1"] = json.dumps(["restored", 64])
-    with pytest.raises(PeerError, match="1 exchanges 'restored', .*'signals'"):
+    with pytest.raises(PeerError, match="1 sent 'restored'; .*'signals'"):
         distributed.exchange("signals", 1)
     with pytest.raises(PeerError, match="process 1 .*signals.: DEADLINE"):
         distributed.exchange("signals", 1)
