@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _LIMITS = {"low", "above", "high", "below", "choices"}
-_RELATIONS = {"only_with", "at_most", "less_than", "options", WAS}
+_RELATIONS = {"only_with", "at_most", "less_than", "part", WAS}
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; importing `jaxrl.algos` adds the built-in ones
 
 
@@ -73,12 +73,12 @@ def part(kind: type, *, help: str, was: Mapping[str, str] | None = None) -> Any:
       help: one line.
       was: if the field was a bool in older configurations: the part's fields, by their names in the algorithm then.
     """
-    return _field(None, True, options=kind, help=help, was=was)
+    return _field(None, True, part=kind, help=help, was=was)
 
 
 def parts(algo: "DataclassInstance") -> dict[str, Any]:
     """Return the parts of an algorithm that are set, by field name."""
-    kinds = {field.name: field.metadata.get("options") or () for field in dataclasses.fields(algo)}
+    kinds = {field.name: field.metadata.get("part") or () for field in dataclasses.fields(algo)}
     return {name: value for name, kind in kinds.items() if isinstance(value := getattr(algo, name), kind)}
 
 
@@ -364,7 +364,7 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
-    if (options := field.metadata.get("options")) is not None:
+    if (options := field.metadata.get("part")) is not None:
         if value is None or isinstance(value, options):
             return [] if value is None else field_problems(value)
         return [f"{label}={value!r:.80} is not {options.__name__}(...), or None"]

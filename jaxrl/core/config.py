@@ -98,7 +98,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     for field in dataclasses.fields(cls):
         if (was := field.metadata.get(WAS)) and isinstance(on := fields.get(field.name), bool):
             own = {was[old]: item for old, item in fields.items() if old in was}
-            own["type"] = registry.name_of(field.metadata["options"])
+            own["type"] = registry.name_of(field.metadata["part"])
             rest = {old: item for old, item in fields.items() if old not in was}
             fields = rest | {field.name: own if on else None}
     known = {field.name for field in dataclasses.fields(cls)}
