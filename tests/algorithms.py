@@ -48,7 +48,7 @@ ALGORITHMS = {
     "whole_episodes": PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14),
     "rnd": PPO.replace(exploration_bonus=RND(learning_rate=1e-3, features=8, widths=(8,), torso=programs.SMALL)),
     "a2c": jaxrl.A2C(**ROLLOUTS | {"learning_rate": 1e-2}, entropy_cost=0.01),
-    "impala": jaxrl.IMPALA(**ROLLOUTS | {"learning_rate": 1e-2}),
+    "impala": jaxrl.IMPALA(**ROLLOUTS | {"learning_rate": 1e-2}, entropy_cost=0.01),
     "vmpo": VMPO,
     "reppo": REPPO,
     "pqn": jaxrl.PQN(**MINIBATCHES, rollout_length=8, random_persistence=0.9, network=QNetwork(programs.SMALL)),
