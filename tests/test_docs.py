@@ -200,7 +200,8 @@ def as_users_have_it(tmp_path, monkeypatch):
 
         if run_dir is not None:
             save(run_dir)
-        table = pandas.DataFrame({name: options[name] for name in lists[:1]} | {"evaluation/return_mean": 1.0})
+        columns = {name: options[name] for name in lists[:1]} or {"seed": [0]}
+        table = pandas.DataFrame(columns).assign(**{"evaluation/return_mean": 1.0})
         drawn = {"plot": lambda path: path, "plot_settings": lambda path: path, "importance": dict}
         return SimpleNamespace(table=lambda: "", best={}, save=save, to_pandas=lambda: table, **drawn)  # tests/sweeps
 
