@@ -325,7 +325,7 @@ def network_problems(
     return []
 
 
-def resolved(algo: Any, field: str) -> Any:
+def required(algo: Any, field: str) -> Any:
     """Return a field's value.
 
     Raises:

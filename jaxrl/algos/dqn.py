@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, resolved, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, required, static
 from jaxrl.algos.fields import CombinedReplayFields, MemoryFields, PrioritizedFields, SupportFields
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import clipped
@@ -228,7 +228,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         return 1 if self.munchausen or self.storage == "flashbax" else 3
 
     def _transformation(self) -> optax.GradientTransformation:
-        return clipped(self.optimizer(resolved(self, "learning_rate")), self.max_grad_norm)
+        return clipped(self.optimizer(required(self, "learning_rate")), self.max_grad_norm)
 
     def _target(
         self,

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import normalization, returns, train_state
-from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, resolved, static
+from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, required, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
@@ -262,7 +262,7 @@ class OnPolicy(RolloutFields):
         Raises:
           ConfigError: the algorithm was not resolved.
         """
-        return policy_loss + self.value_cost * value_loss - resolved(self, "entropy_cost") * entropy
+        return policy_loss + self.value_cost * value_loss - required(self, "entropy_cost") * entropy
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -272,7 +272,7 @@ class OnPolicy(RolloutFields):
         gradient is hundreds of times the policy's, so clipping by the joint norm would almost stop the policy from
         learning.
         """
-        steps = self.optimizer(resolved(self, "learning_rate"))
+        steps = self.optimizer(required(self, "learning_rate"))
         if self.value_learning_rate is not None:
             steps = _partition(steps, self.optimizer(self.value_learning_rate), _value_and_rest)
         if self.max_grad_norm is None or self.joint_grad_norm:

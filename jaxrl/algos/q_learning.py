@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos.base import field_group, number, resolved, static
+from jaxrl.algos.base import field_group, number, required, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -89,7 +89,7 @@ class QLearningFields(DiscountFields):
         return ActorState(state.network.params, model_state=state.network.model_state, exploration=exploration)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        random_action = jnp.int32(-1) if resolved(self, "random_persistence") else ()
+        random_action = jnp.int32(-1) if required(self, "random_persistence") else ()
         return QCarry(self.network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
 
     def act(
