@@ -370,6 +370,7 @@ def equality(asked: TrainRequest) -> list[Task]:
     import numpy as np
 
     import jaxrl
+    from jaxrl.algos import fields
     from jaxrl.networks import ActorCritic, MinAtarCNN
 
     def learned(algo, env, num_envs, iterations):
@@ -410,7 +411,7 @@ def equality(asked: TrainRequest) -> list[Task]:
             found.append(run.learned())
         return compared(*found)
 
-    dqn = jaxrl.DQN(prioritized=True, min_size=500, capacity=10_000)
+    dqn = jaxrl.DQN(prioritized=fields.PrioritizedReplay(), min_size=500, capacity=10_000)
     sac = jaxrl.SAC(min_size=100, capacity=10_000)
     runs: dict[str, tuple[Any, ...]] = {
         "PPO CartPole": (jaxrl.PPO(), CARTPOLE, 64, 20),
@@ -448,6 +449,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
     import numpy as np
 
     import jaxrl
+    from jaxrl.algos import fields
     from jaxrl.networks import ActorCritic, MinAtarCNN
     from jaxrl.run.directory.checkpoint import complete_steps, read_manifest
 
@@ -500,7 +502,7 @@ def determinism(asked: TrainRequest) -> list[Task]:
     if not asked.small:
         convolutions = jaxrl.PPO(network=ActorCritic(MinAtarCNN(), shared=True))
         runs["PPO MinAtar, convolutions"] = (convolutions, MINATAR, 1024, 5)
-        dqn = jaxrl.DQN(prioritized=True, min_size=500, capacity=10_000)
+        dqn = jaxrl.DQN(prioritized=fields.PrioritizedReplay(), min_size=500, capacity=10_000)
         runs["DQN CartPole, prioritized"] = (dqn, CARTPOLE, 8, 200)
     tasks = [Task({"work": name}, functools.partial(measured, name, *settings)) for name, settings in runs.items()]
     if not asked.process.endswith("again"):

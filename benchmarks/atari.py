@@ -71,9 +71,9 @@ def measured(name: str, algo: Any, arguments: argparse.Namespace) -> dict[str, A
     if name == "r2d2":
         row["updates/s"] = per_second * algo.replay_ratio
         row["replay ratio (rlpyt's count)"] = (
-            algo.replay_ratio * algo.batch_size * (algo.burn_in + algo.sequence_length - 1)
+            algo.replay_ratio * algo.batch_size * (algo.memory.burn_in + algo.memory.length - 1)
         )
-        row["replay ratio (R2D2's count)"] = algo.replay_ratio * algo.batch_size * (algo.sequence_length - 1)
+        row["replay ratio (R2D2's count)"] = algo.replay_ratio * algo.batch_size * (algo.memory.length - 1)
         row["of rlpyt's 16,000 steps/s"] = per_second / PEER_STEPS
     return row
 

@@ -56,7 +56,7 @@ COMMANDS = {
     "cql": f"cql --dataset rlds:data/mixed {DATA} 5000 {BOTH} --samples 4 --policy-learning-rate 3e-4",
     "r2d2": (
         "r2d2 --env gymnax:MemoryChain-bsuite --env-params memory_length=10 --num-envs 64 --total-steps 40000 "
-        "--network.torso mlp:32 --network.core gru:32 --sequence-length 25 --burn-in 8 --learning-rate linear:3e-3:0 "
+        "--network.torso mlp:32 --network.core gru:32 --memory length=25:burn_in=8 --learning-rate linear:3e-3:0 "
         "--capacity 16384 --min-size 2048 --batch-size 64 --rollout-length 8 --replay-ratio 0.0078125 "
         "--target-period 50"
     ),
@@ -64,7 +64,7 @@ COMMANDS = {
     "dreamer": (
         "dreamer --env probe:ActionReward --env-params continuous=True --total-steps 12000 --num-envs 8 "
         "--network.deter 16 --network.stoch 4 --network.classes 4 --network.hidden 16 --network.units 16 "
-        "--network.layers 1 --learning-rate 3e-3 --optimizer laprop:warm_up=20 --sequence-length 8 --rollout-length 4 "
+        "--network.layers 1 --learning-rate 3e-3 --optimizer laprop:warm_up=20 --memory length=8 --rollout-length 4 "
         "--imagination-length 3 --min-size 256 --replay-ratio 0.0625 --capacity 4096 --gamma 0.9"
     ),
 }

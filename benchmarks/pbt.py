@@ -78,7 +78,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "space": {
             "learning_rate": _RATE,
             "policy_learning_rate": _RATE,
-            "temperature_learning_rate": _RATE,
+            "temperature.learning_rate": _RATE,
             "tau": jaxrl.LogUniform(1e-4, 1.0),
         },
         "fixed": {"gamma": 0.99},

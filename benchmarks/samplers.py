@@ -35,7 +35,7 @@ VIEWS = {
 }
 RUNS = {
     "SAC": (jaxrl.SAC(), "gymnax:Pendulum-v1", SAMPLERS[:3]),
-    "DQN": (jaxrl.DQN(prioritized=False), "gymnax:CartPole-v1", SAMPLERS),
+    "DQN": (jaxrl.DQN(prioritized=None), "gymnax:CartPole-v1", SAMPLERS),
 }
 
 

@@ -48,9 +48,10 @@ WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
 def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) -> dict[str, Any]:
     """Return the row of one run on one target."""
     import jaxrl
+    from jaxrl.algos import fields
 
     algo = jaxrl.make_algorithm(algorithm)
-    algo = algo.replace(prioritized=True) if algorithm == "dqn" else algo
+    algo = algo.replace(prioritized=fields.PrioritizedReplay()) if algorithm == "dqn" else algo
     since = time.monotonic()
     report = jaxrl.compile_for(target, algo, env, num_envs=num_envs, runs=runs)
     chunk = report["chunk"]

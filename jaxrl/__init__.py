@@ -3,7 +3,6 @@
 A public name is imported when it is first used (PEP 562), so `import jaxrl` takes no longer than `import jax`.
 """
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -71,86 +70,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "A2C",
-    "ALGORITHMS",
-    "BC",
-    "CQL",
-    "CRR",
-    "CrossQ",
-    "MuZero",
-    "D4PG",
-    "DDPG",
-    "DQN",
-    "Dreamer",
-    "GAIL",
-    "IMPALA",
-    "IQL",
-    "MPO",
-    "PPO",
-    "PQN",
-    "R2D2",
-    "REPPO",
-    "SAC",
-    "TD3",
-    "TD3BC",
-    "VMPO",
-    "AlphaZero",
-    "Anakin",
-    "Dataset",
-    "Decision",
-    "Evaluation",
-    "FunctionCallback",
-    "JaxrlError",
-    "LogUniform",
-    "Offline",
-    "PBTResult",
-    "Policy",
-    "Preset",
-    "Processes",
-    "RayProcesses",
-    "Record",
-    "Remote",
-    "Resources",
-    "Result",
-    "Sebulba",
-    "SweepResult",
-    "TuneResult",
-    "Uniform",
-    "check_env",
-    "compile_for",
-    "environments",
-    "envs",
-    "evaluate",
-    "export_minari",
-    "export_policy",
-    "export_replay",
-    "export_rlds",
-    "from_dm_env",
-    "launch",
-    "load",
-    "load_dataset",
-    "make",
-    "make_algorithm",
-    "make_train",
-    "networks",
-    "pbt",
-    "preset",
-    "pull",
-    "push",
-    "register",
-    "render",
-    "report",
-    "schedules",
-    "spaces",
-    "sweep",
-    "to_pandas",
-    "train",
-    "tune",
-]
 
-
-@functools.cache
 def _homes() -> dict[str, str]:
     """Return the module of each public name, from the imports for type checkers above."""
     import ast
@@ -162,16 +82,20 @@ def _homes() -> dict[str, str]:
     return {name.name: node.module or "" for node in imports for name in node.names}
 
 
+_HOMES = _homes()
+__all__ = sorted(_HOMES)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jaxrl.core import interrupts
 
-    home, load = _homes()[name], interrupts.interruptible(importlib.import_module)
+    home, load = _HOMES[name], interrupts.interruptible(importlib.import_module)
     value = load(f"{home}.{name}") if home == __name__ else getattr(load(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

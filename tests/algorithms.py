@@ -8,7 +8,10 @@ from helpers.continuous import NETWORKS
 from helpers.programs import DQN, ENV, PPO, REPLAY, ROWS
 
 import jaxrl
+from jaxrl.algos.acting import Noise
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.rnd import RND
 from jaxrl.networks import (
@@ -45,7 +48,7 @@ ALGORITHMS = {
     "ppo": PPO,
     "recurrent_ppo": programs.RECURRENT_PPO,
     # Episodes have at most 12 transitions; those that are still going on when a batch is taken are in the next one.
-    "whole_episodes": PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14),
+    "whole_episodes": PPO.replace(whole_episodes=WholeEpisodes(episodes=8, max_length=12), rollout_length=14),
     "rnd": PPO.replace(exploration_bonus=RND(learning_rate=1e-3, features=8, widths=(8,), torso=programs.SMALL)),
     "a2c": jaxrl.A2C(**ROLLOUTS | {"learning_rate": 1e-2}, entropy_cost=0.01),
     "impala": jaxrl.IMPALA(**ROLLOUTS | {"learning_rate": 1e-2}, entropy_cost=0.01),
@@ -88,7 +91,7 @@ ALGORITHMS = {
         joint_batch=True,
         joint_policy=True,
         normalize_reward=True,
-        noise_hold=4,
+        noise=Noise(random_correlation=0.9, hold=4),
         v_min=-5.0,
         v_max=5.0,
         policy=Actor(torso=InvertedResidual(4, 1, 2), widths=(), gain=None),
@@ -104,4 +107,4 @@ ENVIRONMENTS["composite"] = jaxrl.make("probe:ActionReward", composite=True, ter
 ALGORITHMS |= IN_BOX | FROM_DATA
 # With the KL of the whole action in its loss, and every part of the last action in its inputs.
 NETWORK = ActorCritic(programs.SMALL, core=GRU(8), previous_action=True, shared=True)
-ALGORITHMS["composite"] = PPO.replace(objective="kl", network=NETWORK)
+ALGORITHMS["composite"] = PPO.replace(kl_penalty=KLPenalty(), network=NETWORK)

@@ -44,9 +44,7 @@ class A2C(OnPolicy):
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
         weight = rollout.rows.weight
         acting = on_policy.acting(weight, rollout.active)
-        bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus, state.bonus, rollout, spec=spec, key=key, replicas=replicas
-        )
+        bonus, intrinsic, explored = self.explored(state, rollout, spec=spec, key=key, replicas=replicas)
         segment = self.recorded_segment(rollout, state.network.variables, spec)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
         targets = advantages + segment.values

@@ -8,12 +8,12 @@ import numpy as np
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
-from jaxrl.algos.base import changed, field_group, number, static
+from jaxrl.algos.base import changed, field_group, number, part, static
 from jaxrl.algos.fields import ActorCriticFields, NormalizationFields
 from jaxrl.algos.off_policy import LearnerState, Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState
-from jaxrl.core import spaces
+from jaxrl.core import registry, spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
 from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
@@ -30,39 +30,76 @@ class ActorCriticState(Protocol):
     def updates(self) -> jax.Array: ...
 
 
-Noise = jax.Array | tuple[()]  # correlated, standard normal, [B, n]; () if steps are independent
+Drawn = jax.Array | tuple[()]  # correlated, standard normal, [B, n]; () if steps are independent
 
 
 class ActingCarry(struct.PyTreeNode):
     """Acting state that is carried from step to step of an environment."""
 
     network: Carry  # the policy's recurrent state; () if feed-forward
-    noise: Noise
+    noise: Drawn
     noise_steps: jax.Array | tuple[()] = ()  # int32, steps left to hold the noise; () if it is never held
     noise_scale: jax.Array | tuple[()] = ()  # float32, noise level of the episode; () if it is always the same
     discounted_return: jax.Array | tuple[()] = ()  # float32, of the episode so far; () if rewards are not scaled
 
 
 @field_group
-class ActingFields(NormalizationFields, ActorCriticFields):
-    """Correlation of exploration noise in time, and the state of a learner with a policy and critics."""
+class Noise:
+    """Dependence of exploration noise on that of previous steps."""
 
-    noise_correlation: float = static(
-        0.0,
-        low=0,
-        below=1,
-        help="continuous actions: correlation of exploration noise between consecutive steps; 0: independent",
+    correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise between consecutive steps; 0: independent"
     )
     random_correlation: float | None = static(
-        None,
-        low=0,
-        below=1,
-        help="continuous actions: correlation of random actions before the first update; None: noise_correlation",
+        None, low=0, below=1, help="correlation of random actions before the first update; None: correlation"
     )
-    noise_hold: int = static(
-        1,
-        low=1,
-        help="continuous actions: maximum number of steps to hold exploration noise; n has probability ~ 1 / n^2",
+    hold: int = static(1, low=1, help="maximum number of steps to hold exploration noise; n has probability ~ 1 / n^2")
+
+    def initial(self, spec: EnvSpec) -> tuple[Drawn, jax.Array | tuple[()]]:
+        """Return an environment's noise [n] before its first step, and the number of steps for which it is held.
+
+        The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
+        """
+        if not isinstance(spec.action_space, spaces.Box):
+            return (), ()
+        held = self.hold > 1
+        noise = jnp.zeros(spec.action_space.shape, jnp.float32)
+        return noise if held or self.correlation or self.random_correlation else (), jnp.int32(0) if held else ()
+
+    def step(self, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
+        """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
+
+        Args:
+          actor: the actor state, which records whether there was an update.
+          carry: the carry of the previous step, [B, ...].
+          timestep: the time step to act at, [B, ...].
+          key: keys [B].
+        """
+        correlation = self.correlation
+        if self.random_correlation is not None:  # before the first update
+            correlation = jnp.where(actor.exploration["warm_up"], self.random_correlation, correlation)
+        noise = next_noise(carry.noise, correlation, timestep, key)
+        if isinstance(carry.noise_steps, tuple):
+            return carry.replace(noise=noise)
+        again = timestep.first | (carry.noise_steps == 0)
+        steps = jnp.where(again, held_steps(key, self.hold), carry.noise_steps) - 1
+        held = jax.tree.map(lambda new, old: jnp.where(again[:, None], new, old), noise, carry.noise)
+        return carry.replace(noise=held, noise_steps=steps)
+
+
+registry.add("part", Noise)
+
+
+@field_group
+class ActingFields(NormalizationFields, ActorCriticFields):
+    """Exploration noise, and the state of a learner with a policy and critics."""
+
+    noise: Noise = part(
+        Noise,
+        default=Noise(),
+        was={"noise_correlation": "correlation", "random_correlation": "random_correlation", "noise_hold": "hold"},
+        switch="noise_correlation",
+        help="continuous actions: how exploration noise depends on that of previous steps",
     )
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree:
@@ -84,13 +121,13 @@ class StochasticActing(ActingFields):
         return actor_state(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return ActingCarry(self.policy.initial_carry(spec), *initial_noise(self, spec))
+        return ActingCarry(self.policy.initial_carry(spec), *self.noise.initial(spec))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         distribution, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        carry = with_noise(self, actor, carry, timestep, key) if explore else carry
+        carry = self.noise.step(actor, carry, timestep, key) if explore else carry
         action = sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=carry.noise)
         return ActorOutput(action, carry.replace(network=memory))
 
@@ -116,14 +153,14 @@ class DeterministicActing(ActingFields):
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
         scale = () if self.least_noise is None else jnp.float32(0.0)
-        return ActingCarry(self.policy.initial_carry(spec), *initial_noise(self, spec), scale)
+        return ActingCarry(self.policy.initial_carry(spec), *self.noise.initial(spec), scale)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         action, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
         if explore:
-            carry = with_noise(self, actor, with_scale(actor, carry, timestep, key), timestep, key)
+            carry = self.noise.step(actor, with_scale(actor, carry, timestep, key), timestep, key)
             action = noisy_action(action, actor, carry, key, spec=spec)
         return ActorOutput(action, carry.replace(network=memory))
 
@@ -148,42 +185,6 @@ def policy_output(
     return jax.tree.map(lambda x: x[0], output), carry
 
 
-def initial_noise(algo: ActingFields, spec: EnvSpec) -> tuple[Noise, jax.Array | tuple[()]]:
-    """Return an environment's noise [n] before its first step, and the number of steps for which the noise is held.
-
-    The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
-    """
-    if not isinstance(spec.action_space, spaces.Box):
-        return (), ()
-    held = algo.noise_hold > 1
-    noise = jnp.zeros(spec.action_space.shape, jnp.float32)
-    return noise if held or algo.noise_correlation or algo.random_correlation else (), jnp.int32(0) if held else ()
-
-
-def with_noise(
-    algo: ActingFields, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array
-) -> ActingCarry:
-    """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
-
-    Args:
-      algo: defines the maximum number of steps to hold noise, and the correlation between steps.
-      actor: the actor state, which records whether there was an update.
-      carry: the carry of the previous step, [B, ...].
-      timestep: the time step to act at, [B, ...].
-      key: keys [B].
-    """
-    correlation = algo.noise_correlation
-    if algo.random_correlation is not None:  # before the first update
-        correlation = jnp.where(actor.exploration["warm_up"], algo.random_correlation, correlation)
-    noise = next_noise(carry.noise, correlation, timestep, key)
-    if isinstance(carry.noise_steps, tuple):
-        return carry.replace(noise=noise)
-    again = timestep.first | (carry.noise_steps == 0)
-    steps = jnp.where(again, held_steps(key, algo.noise_hold), carry.noise_steps) - 1
-    held = jax.tree.map(lambda new, old: jnp.where(again[:, None], new, old), noise, carry.noise)
-    return carry.replace(noise=held, noise_steps=steps)
-
-
 def held_steps(key: jax.Array, most: int) -> jax.Array:
     """Sample the number of steps to hold noise with keys [B]: int32 [B] in 1 .. `most`, n with probability ~ 1 / n^2.
 
@@ -195,7 +196,7 @@ def held_steps(key: jax.Array, most: int) -> jax.Array:
     return 1 + jnp.sum(draw[:, None] >= below[None], axis=-1, dtype=jnp.int32)
 
 
-def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
+def next_noise(noise: Drawn, correlation: Number, timestep: TimeStep, key: jax.Array) -> Drawn:
     """Return the noise of a step, correlated with the previous step's noise and independent of previous episodes.
 
     The noise of each step is standard normal, so a single action has the same distribution as with independent noise.
@@ -222,7 +223,7 @@ def sample_action(
     *,
     spec: EnvSpec,
     explore: bool,
-    noise: Noise = (),
+    noise: Drawn = (),
 ) -> jax.Array:
     """Return a stochastic policy's mode [B, ...]; if exploring, a sample, or a random action before the first update.
 
@@ -268,7 +269,7 @@ def random_at_first(
     actor: ActorState,
     space: spaces.Space,
     mask: jax.Array | None = None,
-    noise: Noise = (),
+    noise: Drawn = (),
 ) -> jax.Array:
     """Return the actions [B, ...], or before the first update, allowed actions sampled uniformly with keys [B].
 

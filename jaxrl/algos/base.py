@@ -6,7 +6,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, dataclass_transform, runtime_checkable
 
 import jax
 import jax.core
@@ -16,11 +16,11 @@ from flax import struct
 
 from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry, spaces
-from jaxrl.core.config import BEFORE, WAS
+from jaxrl.core.config import WAS
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import problem
 from jaxrl.core.schedules import is_schedule, schedule_problems
-from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params
+from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params, PyTree
 from jaxrl.networks.critic import Critic
 
 if TYPE_CHECKING:
@@ -31,14 +31,12 @@ _RELATIONS = {"only_with", "at_most", "less_than", "part", WAS}
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; importing `jaxrl.algos` adds the built-in ones
 
 
-def _field(default, traced, *, help="", before=dataclasses.MISSING, **settings):
+def _field(default, traced, *, help="", **settings):
     if wrong := settings.keys() - _LIMITS - _RELATIONS:
         raise TypeError(f"a field has no {', '.join(sorted(wrong))}; use {', '.join(sorted(_LIMITS | _RELATIONS))}")
     metadata = dict.fromkeys(_RELATIONS) | {name: item for name, item in settings.items() if name in _RELATIONS}
     metadata["limits"] = {name: item for name, item in settings.items() if name in _LIMITS and item is not None}
     metadata["help"] = help
-    if before is not dataclasses.MISSING:
-        metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
 
 
@@ -49,9 +47,8 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: optional metadata. `low` and `high` are inclusive bounds, `above` and `below` are exclusive ones, and
         `help` is one line. `only_with` is the setting without which the field has no effect, such as "prioritized",
-        "objective=kl" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and `less_than`
-        name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound. `before` is the value
-        for configurations written before the field existed, if it is not the default.
+        "not kl_penalty" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and
+        `less_than` name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound.
     """
     return _field(default, True, **limits)
 
@@ -65,15 +62,24 @@ def static(default: Any, **limits) -> Any:
     return _field(default, False, **limits)
 
 
-def part(kind: type, *, help: str, was: Mapping[str, str] | None = None) -> Any:
-    """Declare an optional part of an algorithm, a field group with its own equations; None disables it.
+def part(
+    kind: type,
+    *,
+    default: Any = None,
+    was: Mapping[str, str] | None = None,
+    switch: str | None = None,
+    **metadata: str,
+) -> Any:
+    """Declare a part of an algorithm, a field group with its own equations; None disables it.
 
     Args:
       kind: the part's class.
-      help: one line.
-      was: if the field was a bool in older configurations: the part's fields, by their names in the algorithm then.
+      default: None, or an instance; then None is allowed only if the annotation contains it.
+      was: the part's fields, by the names that they had as fields of the algorithm in older configurations.
+      switch: the field and its value that enabled the part then, such as "objective=kl"; None: the part's field, true.
+      **metadata: `help` and `only_with`, as for `number`.
     """
-    return _field(None, True, part=kind, help=help, was=was)
+    return _field(default, True, part=kind, was=was and (switch, was), **metadata)
 
 
 def parts(algo: "DataclassInstance") -> dict[str, Any]:
@@ -136,10 +142,15 @@ class StaticFunction(struct.PyTreeNode):
 registry.add("function", static=StaticFunction)
 
 
-def _hold_functions(algo: "DataclassInstance") -> None:
-    """Wrap the functions in an algorithm's traced fields as `StaticFunction`, once all fields are set."""
+def _check_parts_and_hold_functions(algo: "DataclassInstance") -> None:
+    """Check the types of parts, and wrap the functions in an algorithm's traced fields as `StaticFunction`."""
     for field in dataclasses.fields(algo):
         value = getattr(algo, field.name)
+        if kind := field.metadata.get("part"):
+            if isinstance(value, kind) or (optional := _takes_none(field)) and value is None:
+                continue
+            what = f"{type(algo).__name__}.{field.name}={value!r:.80} is not {kind.__name__}(...)"
+            raise ConfigError(what + ", or None" * optional)
         if field.metadata.get("pytree_node", True) and callable(value) and jax.tree_util.all_leaves([value]):
             object.__setattr__(algo, field.name, StaticFunction(value))
 
@@ -155,11 +166,28 @@ def field_group[T](cls: type[T]) -> type[T]:
     return cast("type[T]", struct.dataclass(made, kw_only=True))
 
 
+@field_group
+class Part:
+    """Base of parts with work before training; by default, they need none."""
+
+    def resolve(self, spec: EnvSpec) -> Self:
+        """Return the part with values that depend on the environment."""
+        return self
+
+    def fit_problems(self, spec: EnvSpec) -> list[str]:
+        """Explain why the part does not suit the environment, one line each."""
+        return []
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PyTree:
+        """Return the part's initial state."""
+        return ()
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
 def algorithm[T](cls: type[T]) -> type[T]:
     """Turn a class into an algorithm: a frozen, keyword-only dataclass and pytree, registered by lower-case name."""
     made: Any = _with_changes(cls)
-    made.__post_init__ = _hold_functions
+    made.__post_init__ = _check_parts_and_hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
     _explain_unknown_fields(algorithm_class)
     registry.add("algorithm", algorithm_class)
@@ -336,11 +364,16 @@ def required(algo: Any, field: str) -> Any:
     return value
 
 
-def field_problems(algo: "DataclassInstance") -> list[str]:
-    """Explain values of a wrong type, outside their limits or without effect, and conflicts between fields."""
-    problems = []
+def field_problems(algo: "DataclassInstance", name: str = "") -> list[str]:
+    """Explain values of a wrong type, outside their limits or without effect, and conflicts between fields.
+
+    Args:
+      algo: an algorithm or a part.
+      name: its name in the messages; by default, that of its class.
+    """
+    problems, name = [], name or type(algo).__name__
     for field in dataclasses.fields(algo):
-        value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
+        value, label = getattr(algo, field.name), f"{name}.{field.name}"
         if has_effect(algo, field.name):
             problems += _relation_problems(algo, label, field, value)
         elif not _is_default(value, field.default):
@@ -364,10 +397,8 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
-    if (options := field.metadata.get("part")) is not None:
-        if value is None or isinstance(value, options):
-            return [] if value is None else field_problems(value)
-        return [f"{label}={value!r:.80} is not {options.__name__}(...), or None"]
+    if field.metadata.get("part") is not None:
+        return [] if value is None else field_problems(value, label)
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]
@@ -416,11 +447,11 @@ def has_effect(algo: "DataclassInstance", name: str) -> bool:
 
 
 def _holds(algo: "DataclassInstance", part: str) -> bool:
-    """Return whether a condition such as "prioritized", "objective=kl" or "network.head=quantilevalues" holds."""
-    path, equals, expected = part.partition("=")
+    """Return whether a condition holds, such as "clip_value", "not kl_penalty" or "network.head=quantilevalues"."""
+    path, equals, expected = part.removeprefix("not ").partition("=")
     value = _value_at(algo, path)
     if not equals:
-        return bool(value)
+        return bool(value) != part.startswith("not ")
     return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
 
 

@@ -75,7 +75,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         return CQLState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
-            log_temperature=soft_policies.initial_temperature(self),
+            log_temperature=self.temperature.init(self.temperature_optimizer),
             log_coefficient=train_state.create(log_coefficient, (), optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
@@ -87,7 +87,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         optimizer = self.critic_optimizer
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        temperature = soft_policies.temperature_of(self, state.log_temperature)
+        temperature = self.temperature.weight(state.log_temperature)
         coefficient = self.coefficient
         if self.lagrange_threshold is not None:
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
@@ -132,7 +132,9 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         policy, loss, log_prob = soft_policies.policy_step(
             self, state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
         )
-        log_temperature = soft_policies.temperature_step(self, state.log_temperature, replay, log_prob, spec, replicas)
+        log_temperature = self.temperature.step(
+            state.log_temperature, self.temperature_optimizer, replay, log_prob, spec, replicas
+        )
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
         metrics = replicas.mean(fit.metrics | metrics | {"conservative_gap": gap})
         metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}

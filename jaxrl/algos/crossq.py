@@ -4,6 +4,7 @@ The observation and the next observation of a transition pass through the critic
 normalization sees the actions of the data and of the policy. This makes target networks unnecessary.
 """
 
+from jaxrl.algos.acting import Noise
 from jaxrl.algos.base import algorithm, changed
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import SAC
@@ -21,7 +22,7 @@ class CrossQ(SAC):
     joint_batch: bool = changed(True)
     policy_delay: int = changed(3)
     min_size: int = changed(5_000)
-    random_correlation: float | None = changed(None)
+    noise: Noise = changed(Noise())
     optimizer: Optimizer = changed(Adam(b1=0.5, eps=1e-8))
     policy: Network = changed(Actor(normalization="batch_renorm", normalize_inputs=True))
     critic: Critic = changed(Critic(widths=(2048, 2048), normalization="batch_renorm", normalize_inputs=True))

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
-from jaxrl.algos.acting import DeterministicActing
+from jaxrl.algos.acting import DeterministicActing, Noise
 from jaxrl.algos.base import algorithm, changed, field_group
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
     NStepFields,
     PrioritizedFields,
+    PrioritizedReplay,
     QuantileFields,
     ResetFields,
     SequenceFields,
@@ -26,9 +27,8 @@ from jaxrl.algos.fields import (
 )
 from jaxrl.algos.off_policy import CriticLoss, LearnerState
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.core import sources, spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Prioritized
 from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 
@@ -178,7 +178,7 @@ class TD3(DeterministicSequenceLearner, DelayedLearner):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
-    noise_correlation: float = changed(0.9, before=0.0)
+    noise: Noise = changed(Noise(correlation=0.9))
 
 
 @algorithm
@@ -187,10 +187,11 @@ class D4PG(PrioritizedFields, CombinedReplayFields, JointLearner):
 
     n_step: int = changed(5)
     exploration_noise: Scalar = changed(0.3)
+    prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.6))
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
-        replay = self.source(prioritized if self.prioritized else None, n_step=self.n_step)
+        sampler = None if self.prioritized is None else sources.Prioritized(**vars(self.prioritized))
+        replay = self.source(sampler, n_step=self.n_step)
         return self.combined_sources(replay)

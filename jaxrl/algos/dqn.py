@@ -10,7 +10,7 @@ import optax
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, required, static
-from jaxrl.algos.fields import CombinedReplayFields, MemoryFields, PrioritizedFields, SupportFields
+from jaxrl.algos.fields import CombinedReplayFields, Memory, MemoryFields, PrioritizedFields, SupportFields
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QLearningFields, QState, Returns
@@ -47,8 +47,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     capacity: int = changed(50_000)
     batch_size: int = changed(128)
     replay_ratio: float | None = changed(0.1)
-    prioritized: bool = changed(False)
-    priority_exponent: Scalar = changed(0.5)
     v_min: Scalar = changed(-10.0, only_with="network.head=categoricalvalues")
     v_max: Scalar = changed(10.0, only_with="network.head=categoricalvalues")
     target_update: Scalar = number(
@@ -87,8 +85,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         was={"munchausen_scale": "scale", "munchausen_temperature": "temperature", "munchausen_clip": "clip"},
         help="soft targets, with the scaled log-policy added to the reward; None: standard targets",
     )
-    sequence_length: int = changed(16, only_with="network.recurrent")
-    burn_in: int = changed(0, only_with="network.recurrent")
+    memory: Memory = changed(Memory(length=16, burn_in=0), only_with="network.recurrent")
     cross_episodes: bool = static(
         True,
         only_with="network.recurrent",
@@ -136,15 +133,13 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        prioritized = Prioritized(
-            exponent=self.priority_exponent,
-            beta=self.importance_exponent,
-            insertion="priority" if self.initial_priorities == "td_error" else None,
-            eta=self.priority_eta,
-        )
+        sampler = None
+        if self.prioritized is not None:
+            insertion = "priority" if self.initial_priorities == "td_error" else None
+            sampler = Prioritized(**vars(self.prioritized), insertion=insertion, eta=self.priority_eta)
         sequence = self.sequence if self.cross_episodes else dataclasses.replace(self.sequence, end="truncate")
         replay = self.source(
-            prioritized if self.prioritized else None,
+            sampler,
             sequence=sequence if self.recurrent else None,
             frame_stack=self.frame_stack,
             n_step=self._n_step,

@@ -16,7 +16,7 @@ from flax import struct
 
 from jaxrl.algos import q_learning, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import DiscountFields, MemoryFields, ReplayFields
+from jaxrl.algos.fields import DiscountFields, Memory, MemoryFields, ReplayFields
 from jaxrl.algos.optimizers import LaProp, Optimizer
 from jaxrl.algos.returns import Segment
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -90,12 +90,11 @@ class Dreamer(ReplayFields, MemoryFields, DiscountFields):
     return_decay: Scalar = number(0.99, low=0, below=1, help="decay rate of the running percentiles of returns")
     tau: Scalar = number(0.02, above=0, high=1, help="soft update coefficient of the slow critic")
     imagination_length: int = static(15, low=1, help="number of steps of imagined trajectories")
-    sequence_length: int = changed(64, only_with=None, help="time steps per sequence")
-    burn_in: int = changed(0, only_with=None)
+    memory: Memory = changed(Memory(length=64, burn_in=0), only_with=None)
     min_size: int = changed(1_024, help="transitions collected before the first update")
     batch_size: int = changed(16, help="sequences per update")
     rollout_length: int | None = changed(
-        None, help="steps per environment and iteration; None: a quarter of sequence_length"
+        None, help="steps per environment and iteration; None: a quarter of memory.length"
     )
     replay_ratio: float | None = changed(0.03125)
     optimizer: Optimizer = number(LaProp(warm_up=1_000.0))

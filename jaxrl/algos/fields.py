@@ -21,16 +21,18 @@ from jaxrl.algos.base import (
     field_problems,
     network_problems,
     number,
+    part,
     static,
 )
 from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.temperature import Temperature
+from jaxrl.core import registry, sources
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
     FrameStack,
     Lifo,
     PlainRemover,
     PlainSampler,
-    Prioritized,
     Remover,
     Sampler,
     Sequence,
@@ -181,31 +183,23 @@ class PeriodicTargetFields(TargetFields):
 class TemperatureFields(ActorCriticFields):
     """Weight of a policy's entropy, fixed or learned."""
 
-    temperature_learning_rate: Scalar | None = number(
-        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: learning_rate"
-    )
-    temperature: Scalar = number(
-        1.0, above=0, help="weight of the entropy (alpha); the initial weight if it is learned"
-    )
-    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
-    target_entropy: Scalar = number(
-        -1.0,
-        high=0.69,
-        only_with="learn_temperature",
-        help="target entropy per dimension of continuous actions, in nats",
-    )
-    target_entropy_fraction: Scalar = number(
-        0.89,
-        above=0,
-        below=1,
-        only_with="learn_temperature",
-        help="discrete actions: target entropy as a fraction of the maximum",
+    temperature: Temperature = part(
+        Temperature,
+        default=Temperature(),
+        was={
+            "temperature": "initial",
+            "learn_temperature": "learned",
+            "temperature_learning_rate": "learning_rate",
+            "target_entropy": "target",
+            "target_entropy_fraction": "target_fraction",
+        },
+        help="weight of the policy's entropy (alpha), fixed or learned",
     )
 
     @property
     def temperature_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer at the learning rate of the temperature."""
-        rate = self.temperature_learning_rate
+        rate = self.temperature.learning_rate
         return self.optimizer(self.learning_rate if rate is None else rate)
 
 
@@ -275,7 +269,7 @@ class StorageFields:
     rollout_length: int | None = static(
         None,
         low=1,
-        help="steps per environment and iteration; None: one update's worth, or a quarter of sequence_length",
+        help="steps per environment and iteration; None: one update's worth, or a quarter of memory.length",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
     samples_per_insert: float | None = static(
@@ -367,7 +361,7 @@ class StorageFields:
                 )
             else:
                 found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
-        if isinstance(self.sampler, Prioritized):
+        if isinstance(self.sampler, sources.Prioritized):
             found += [f"{name}.sampler={self.sampler!r:.120}: {line}" for line in self.sampler.problems()]
         ratio, samples = self.replay_ratio, self.samples_per_insert
         default = type(self).__dataclass_fields__["replay_ratio"].default
@@ -397,23 +391,34 @@ class NStepFields:
 
 
 @field_group
+class PrioritizedReplay:
+    """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952)."""
+
+    exponent: Scalar = number(0.5, low=0, help="exponent of the priorities (alpha)")
+    beta: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="exponent of the importance weights (beta)")
+
+
+registry.add("part", PrioritizedReplay)
+
+
+@field_group
 class PrioritizedFields(StorageFields):
     """Prioritized replay."""
 
-    priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
-    importance_exponent: Scalar = number(
-        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="exponent of the importance weights (beta)"
+    prioritized: PrioritizedReplay | None = part(
+        PrioritizedReplay,
+        was={"priority_exponent": "exponent", "importance_exponent": "beta"},
+        help="prioritized experience replay: sample by the last TD error; None: use sampler",
     )
-    prioritized: bool = static(True, help="prioritized experience replay: sample by the last TD error")
     sampler: Sampler | None = changed(None, help="selection rule for sampling items; None: set by prioritized")
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
-        if not self.prioritized or self.sampler is None:
+        if self.prioritized is None or self.sampler is None:
             return []
         return [
-            f"{type(self).__name__}.prioritized=True selects a sampler, but sampler={self.sampler!r} is also set; use "
-            "prioritized=False or sampler=None"
+            f"{type(self).__name__}.prioritized={self.prioritized!r:.80} selects a sampler, but "
+            f"sampler={self.sampler!r} is also set; use prioritized=None or sampler=None"
         ]
 
 
@@ -426,30 +431,40 @@ class NStepReplayFields(ReplayFields, NStepFields):
         return {"replay": self.source(n_step=self.n_step)}
 
 
-_MEMORY = "policy.recurrent or critic.recurrent"
+@field_group
+class Memory:
+    """Sequences from a replay."""
+
+    length: int = static(17, low=2, help="time steps per sequence; the last one is only used for bootstrapping")
+    burn_in: int = static(8, low=0, help="steps before each sequence, only used to warm up the recurrent states")
+
+
+registry.add("part", Memory)
 
 
 @field_group
 class MemoryFields(StorageFields):
     """Sequences for recurrent networks; each rollout begins a new sequence."""
 
-    sequence_length: int = static(
-        17, low=2, only_with=_MEMORY, help="time steps per sequence; the last one is only used for bootstrapping"
-    )
-    burn_in: int = static(
-        8, low=0, only_with=_MEMORY, help="steps before each sequence, only used to warm up the recurrent states"
+    memory: Memory = part(
+        Memory,
+        default=Memory(),
+        was={"sequence_length": "length", "burn_in": "burn_in"},
+        switch="sequence_length",
+        only_with="policy.recurrent or critic.recurrent",
+        help="sequences for recurrent networks",
     )
 
     @property
     def sequence(self) -> Sequence:
         """Return the settings of sequences that these fields describe; sequences continue into the next episode."""
         length = 1 if self.rollout_length is None else self.rollout_length
-        return Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
+        return Sequence(self.memory.length, length, "continue", self.memory.burn_in, stored_carry=True)
 
     def steps_per_update(self, num_envs: int) -> int:
         """Return the steps per environment for one update; recurrent networks default to a quarter of a sequence."""
         if self.rollout_length is None and self.recurrent:
-            return max(self.sequence_length // 4, 1)
+            return max(self.memory.length // 4, 1)
         return super().steps_per_update(num_envs)
 
 
@@ -462,7 +477,7 @@ class SequenceFields(NStepReplayFields, MemoryFields):
         if not self.recurrent:
             return self.source(n_step=self.n_step)
         # With `batch_size` sequences, the cost of an update would grow with their length.
-        whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
+        whole = max(self.batch_size // max(self.memory.length - 1, 1), 1)
         return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
 
 

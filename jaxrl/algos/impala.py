@@ -60,9 +60,7 @@ class IMPALA(OnPolicy):
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
-        bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus, state.bonus, rollout, spec=spec, key=key, replicas=replicas
-        )
+        bonus, intrinsic, explored = self.explored(state, rollout, spec=spec, key=key, replicas=replicas)
         network, norms, metrics = self.gradient_step(
             self._loss, state.network, replicas, rollout, intrinsic, spec, replicas
         )

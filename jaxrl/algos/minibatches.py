@@ -56,13 +56,13 @@ class MinibatchFields:
     def minibatch_problems(self: Any, num_envs: int, shards: int) -> list[str]:
         """Explain why the algorithm's batches cannot be divided into minibatches, one line each."""
         sizes = {"shards": shards, "count": self.minibatches, "recurrent": self._recurrent}
-        if not (episodes := getattr(self, "whole_episodes", 0)):
+        if (whole := getattr(self, "whole_episodes", None)) is None:
             return minibatch_problems(rows=self.rollout_length, num_envs=num_envs, **sizes)
-        if isinstance(episodes, int) and episodes % shards:
+        if whole.episodes % shards:
             return []  # reported by the episode buffer, for all algorithms
         # Batches have a multiple of `minibatches` rows.
-        found = minibatch_problems(rows=self.minibatches, num_envs=episodes, **sizes)
-        return [line.replace("num_envs", "whole_episodes").replace("environments", "episodes") for line in found]
+        found = minibatch_problems(rows=self.minibatches, num_envs=whole.episodes, **sizes)
+        return [line.replace("num_envs", "episodes").replace("environments", "episodes") for line in found]
 
     @property
     def _recurrent(self) -> bool:

@@ -10,12 +10,22 @@ import optax
 from flax import struct
 
 from jaxrl.algos import normalization, returns, train_state
-from jaxrl.algos.base import field_group, field_problems, network_problems, number, parts, required, static
+from jaxrl.algos.base import (
+    Part,
+    field_group,
+    field_problems,
+    network_problems,
+    number,
+    part,
+    parts,
+    required,
+    static,
+)
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.train_state import TrainState, Variables
-from jaxrl.core import spaces
+from jaxrl.core import registry, spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
@@ -53,7 +63,7 @@ class PolicyState(struct.PyTreeNode):
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
     bonus: PyTree = ()  # state of `exploration_bonus`; () without a bonus
-    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () without a penalty
+    penalty: PyTree = ()  # state of `kl_penalty`; () without a penalty
 
 
 class PolicyCarry(struct.PyTreeNode):
@@ -61,6 +71,17 @@ class PolicyCarry(struct.PyTreeNode):
 
     network: Carry
     discounted_return: PyTree
+
+
+@field_group
+class WholeEpisodes(Part):
+    """Batches of complete episodes instead of rollouts."""
+
+    episodes: int = static(25, low=1, help="number of episodes per batch")
+    max_length: int = static(1000, low=1, help="maximum number of transitions per episode to learn from")
+
+
+registry.add("part", WholeEpisodes)
 
 
 @field_group
@@ -89,18 +110,19 @@ class RolloutFields(DiscountFields):
         choices=(None, True, False),
         help="divide rewards by the running deviation of discounted returns; None: only for continuous actions",
     )
-    whole_episodes: int = static(0, low=0, help="number of complete episodes per batch; 0: batches are rollouts")
-    max_episode_length: int = static(
-        1000, low=1, only_with="whole_episodes", help="maximum number of transitions per episode to learn from"
+    whole_episodes: WholeEpisodes | None = part(
+        WholeEpisodes,
+        was={"whole_episodes": "episodes", "max_episode_length": "max_length"},
+        help="batches of complete episodes; None: batches are rollouts",
     )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
 
     def rollouts(self, *, max_policy_lag: int | None, unit: int | None = 1) -> Rollouts | Episodes:
         """Return the source of rollouts, or of whole episodes padded to a multiple of `unit` rows."""
         length = 1 if self.rollout_length is None else self.rollout_length  # None: not resolved yet
-        if not self.whole_episodes:
+        if (whole := self.whole_episodes) is None:
             return Rollouts(length, max_policy_lag)
-        return Episodes(self.whole_episodes, self.max_episode_length, length, max_policy_lag, unit or 1)
+        return Episodes(whole.episodes, whole.max_length, length, max_policy_lag, unit or 1)
 
     def resolved_normalization(self, spec: EnvSpec) -> dict[str, bool]:
         """Return whether observations and rewards are normalized, by field name; by default for continuous actions."""
@@ -192,7 +214,8 @@ class OnPolicy(RolloutFields):
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         network = train_state.create(*self.network.init(key, spec), self.transformation, target=self.has_target)
         own = {name: part.init(key, spec) for name, part in parts(self).items()}
-        return PolicyState(network, self.init_statistics(spec), jnp.int32(0), own.get("exploration_bonus", ()))
+        bonus, penalty = (own.get(name, ()) for name in ("exploration_bonus", "kl_penalty"))
+        return PolicyState(network, self.init_statistics(spec), jnp.int32(0), bonus, penalty)
 
     def actor(self, state: PolicyState) -> ActorState:
         network = state.network
@@ -255,6 +278,18 @@ class OnPolicy(RolloutFields):
         if self.network.recurrent:  # recomputed, because the actors' carry may be from older parameters
             _, carry, _ = self.unroll(network, self.inputs(rollout), carry, spec, train=False)
         return self.segment(rollout, network, rollout.extras["value"], carry, spec)
+
+    def explored(
+        self, state: PolicyState, rollout: Rollout, *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[PyTree, jax.Array | None, Metrics]:
+        """Return the next state, advantages [T, B] and metrics of the exploration bonus; without one, (), None and {}.
+
+        The bonus takes as many steps as the algorithm; without minibatches, one on the whole rollout.
+        """
+        if (bonus := parts(self).get("exploration_bonus")) is None:
+            return (), None, {}
+        steps = {"epochs": getattr(self, "epochs", 1), "count": getattr(self, "minibatches", 1)}
+        return bonus.update(state.bonus, rollout, spec=spec, key=key, replicas=replicas, **steps)
 
     def total_loss(self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
         """Return the weighted sum of the three losses of an actor-critic; all are scalars.

@@ -45,7 +45,7 @@ class Adam(struct.PyTreeNode):
     eps: float = 1e-5
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.adam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
+        return optax.adam(learning_rate, **vars(self))
 
 
 class AdamW(struct.PyTreeNode):
@@ -63,7 +63,7 @@ class AdamW(struct.PyTreeNode):
     weight_decay: float = 1e-4
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.adamw(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay)
+        return optax.adamw(learning_rate, **vars(self))
 
 
 class RMSProp(struct.PyTreeNode):
@@ -96,7 +96,7 @@ class RAdam(struct.PyTreeNode):
     eps: float = 1e-8
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
-        return optax.radam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
+        return optax.radam(learning_rate, **vars(self))
 
 
 class Muon(struct.PyTreeNode):

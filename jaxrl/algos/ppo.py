@@ -1,4 +1,4 @@
-"""Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347), clipped or with an adaptive KL penalty."""
+"""Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns, rnd
 from jaxrl.algos.base import algorithm, changed, number, part, static
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import OnPolicy, PolicyState
 from jaxrl.algos.rnd import RND
@@ -50,26 +51,24 @@ class PPO(MinibatchFields, OnPolicy):
     )
     exploration_bonus: RND | None = part(RND, help="intrinsic reward for novel observations; None: no bonus")
     clip: Scalar = number(
-        0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
+        0.2,
+        above=0,
+        only_with="not kl_penalty or clip_value or policy_loss",
+        help="clip range of the probability ratio around 1",
     )
     target_kl: Scalar | None = number(
         None,
         above=0,
-        only_with="objective=clip",
         help="stop a batch's gradient steps once a minibatch's approximate KL exceeds 1.5 times this; None: never",
     )
-    kl_target: Scalar = number(
-        0.01, above=0, only_with="objective=kl", help="target KL divergence, to which the penalty's weight is adapted"
+    kl_penalty: KLPenalty | None = part(
+        KLPenalty,
+        was={"kl_target": "target", "kl_cutoff_cost": "cutoff_cost", "initial_penalty": "initial"},
+        switch="objective=kl",
+        help="adaptive penalty on the KL divergence, with unclipped probability ratios; None: clipped ratios",
     )
-    kl_cutoff_cost: Scalar = number(
-        1000.0, low=0, only_with="objective=kl", help="weight of max(0, KL - 2 kl_target)^2"
-    )
-    initial_penalty: Scalar = number(1.0, above=0, only_with="objective=kl", help="initial weight of the KL penalty")
-    objective: str = static("clip", choices=("clip", "kl"), help="clipped probability ratio, or adaptive KL penalty")
     policy_loss: PolicyLoss | None = static(
-        None,
-        only_with="objective=clip",
-        help="custom function to replace the clipped probability ratio: (log_ratio, advantage, clip) -> loss",
+        None, help="custom function of the probability ratio: (log_ratio, advantage, clip) -> loss"
     )
     epochs: int | None = changed(
         None, help="passes over each batch; None: 4 for discrete actions, 10 for continuous ones"
@@ -100,25 +99,12 @@ class PPO(MinibatchFields, OnPolicy):
         # The ratio is relative to the acting policy: a lag of one update is like one more epoch.
         return {"rollout": self.rollouts(max_policy_lag=1, unit=self.minibatches)}
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return super().init(key, spec).replace(penalty=penalty)
-
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
         rows = rollout.rows
-        bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus,
-            state.bonus,
-            rollout,
-            spec=spec,
-            key=key,
-            replicas=replicas,
-            epochs=self.epochs,
-            count=self.minibatches,
-        )
+        bonus, intrinsic, explored = self.explored(state, rollout, spec=spec, key=key, replicas=replicas)
         segment = self.recorded_segment(rollout, state.network.variables, spec)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
         targets = advantages + segment.values
@@ -156,13 +142,13 @@ class PPO(MinibatchFields, OnPolicy):
         metrics["explained_variance"] = on_policy.explained_variance(targets, segment.values, rows.weight, replicas)
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         new = state.replace(network=network, statistics=statistics, bonus=bonus, updates=state.updates + 1)
-        if self.objective == "kl":
+        if self.kl_penalty is not None:
             inputs, carry = data["inputs"], rollout.carry.network
             output, _, _ = self.unroll(network.variables, inputs, carry, spec, train=False)
             divergence = rows.extras["distribution"].kl(output.distribution)
             acting = on_policy.acting(rows.weight, rollout.active)
             divergence = replicas.mean(weighted_mean(divergence, acting, replicas))
-            new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target, self.initial_penalty))
+            new = new.replace(penalty=self.kl_penalty.adapted(state.penalty, divergence))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
 
@@ -184,23 +170,18 @@ class PPO(MinibatchFields, OnPolicy):
             "approximate_kl": jnp.expm1(stopped) - stopped,
             "clip_fraction": (jnp.abs(jnp.expm1(stopped)) > self.clip).astype(jnp.float32),
         }
-        if self.objective == "clip":
-            values["policy_loss"] = (self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip)
-            if (shape := jnp.shape(values["policy_loss"])) != log_ratio.shape:
-                raise ConfigError(
-                    f"PPO.policy_loss={self.policy_loss!r} returned shape {shape}; it must return one loss per entry, "
-                    f"with shape {log_ratio.shape}"
-                )
-            metrics = weighted_means(values, acting, replicas)
-        else:
-            values["policy_loss"] = -jnp.exp(log_ratio) * advantage
+        surrogate = self.policy_loss or (clipped_surrogate if self.kl_penalty is None else unclipped_surrogate)
+        values["policy_loss"] = surrogate(log_ratio, advantage, self.clip)
+        if (shape := jnp.shape(values["policy_loss"])) != log_ratio.shape:
+            raise ConfigError(
+                f"PPO.policy_loss={self.policy_loss!r} returned shape {shape}; it must return one loss per entry, "
+                f"with shape {log_ratio.shape}"
+            )
+        if self.kl_penalty is not None:
             values["divergence"] = old["distribution"].kl(output.distribution)
-            metrics = weighted_means(values, acting, replicas)
-            # The hinge applies to the mean divergence over all devices, so its value must be the global one; each
-            # device contributes the gradient of its own share.
-            divergence = metrics.pop("divergence")
-            everywhere = jax.lax.stop_gradient(replicas.mean(divergence) - divergence) + divergence
-            metrics["policy_loss"] += kl_penalty(everywhere, penalty, self.kl_target, self.kl_cutoff_cost)
+        metrics = weighted_means(values, acting, replicas)
+        if self.kl_penalty is not None:
+            metrics["policy_loss"] += self.kl_penalty.loss(penalty, metrics.pop("divergence"), replicas)
         if acting is not weight:
             metrics["value_loss"] = weighted_mean(values["value_loss"], weight, replicas)
         loss = self.total_loss(metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
@@ -222,6 +203,11 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) 
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantage)
 
 
+def unclipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
+    """Return the negated policy objective without clipping (equation 6); arguments as for `clipped_surrogate`."""
+    return -jnp.exp(log_ratio) * advantage
+
+
 def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: Scalar | None) -> jax.Array:
     """Return half the squared error of `value`, or of `value` clipped to `old_value` +- `clip` if that is larger."""
     error = jnp.square(value - target)
@@ -229,23 +215,3 @@ def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Arra
         limited = old_value + jnp.clip(value - old_value, -clip, clip)
         error = jnp.maximum(error, jnp.square(limited - target))
     return 0.5 * error
-
-
-def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff_cost: Scalar) -> jax.Array:
-    """Return the KL penalty, `penalty * KL + cutoff_cost * max(0, KL - 2 * target)^2`.
-
-    This is equation 8 with the hinge of BatchPPO (Hafner et al., 2017), whose `cutoff_cost` is 1000.
-    """
-    return penalty * divergence + cutoff_cost * jnp.square(jnp.maximum(divergence - 2.0 * target, 0.0))
-
-
-def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar, initial: Scalar = 1.0) -> jax.Array:
-    """Return the next penalty: multiplied by 1.5 if the KL is above 1.3 targets, divided by 1.5 if below 0.7 targets.
-
-    The penalty is limited to between 1/1000 and 1000 times `initial`; it recovers from a limit in 18 batches. Without
-    limits, it would underflow to 0 permanently after 216 batches of low KL in float32. TF-Agents limits it too, to at
-    least 1e-15 (85 batches).
-    """
-    raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
-    adapted = jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)
-    return jnp.clip(adapted, initial / 1000, initial * 1000)

@@ -44,7 +44,6 @@ class PQN(MinibatchFields, QLearningFields):
     epsilon: Scalar = changed(Linear(1.0, 0.05, 0.5))
     random_persistence: float | None = changed(  # ty: ignore[incompatible-attribute-override]  # a number, once resolved
         None,
-        before=0.0,
         help="probability that a random action is repeated at the next step; None: 0.95, or 0 for images",
     )
     learning_rate: Scalar = number(Linear(4e-4, 0.0), above=0, help="learning rate")

@@ -4,6 +4,7 @@ from typing import Literal
 
 from jaxrl.algos.base import algorithm, changed
 from jaxrl.algos.dqn import DQN
+from jaxrl.algos.fields import Memory, PrioritizedReplay
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Network
@@ -19,21 +20,18 @@ class R2D2(DQN):
     epsilon: Scalar = changed(0.4)
     ladder: bool = changed(True)
     max_grad_norm: Scalar | None = changed(80.0)
-    prioritized: bool = changed(True)
-    priority_exponent: Scalar = changed(0.9)
-    importance_exponent: Scalar = changed(0.6)
-    initial_priorities: Literal["max", "td_error"] = changed("td_error", before="max")
+    prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.9, beta=0.6))
+    initial_priorities: Literal["max", "td_error"] = changed("td_error")
     target_period: int = changed(2500)
     n_step: int = changed(5, help="number of rewards summed before bootstrapping")
     value_rescaling: bool = changed(True)
-    sequence_length: int = changed(81, only_with=None)
-    burn_in: int = changed(40, only_with=None)
+    memory: Memory = changed(Memory(length=81, burn_in=40), only_with=None)
     time_reduction: Literal["mean", "sum"] = changed("sum", only_with=None)
     capacity: int = changed(1_000_000)
     min_size: int = changed(50_000)
     batch_size: int = changed(64, help="sequences per update")
     rollout_length: int | None = changed(
-        40, help="steps per environment and iteration; None: a quarter of sequence_length"
+        40, help="steps per environment and iteration; None: a quarter of memory.length"
     )
     replay_ratio: float | None = changed(0.003125)
     optimizer: Optimizer = changed(Adam(eps=1e-3))

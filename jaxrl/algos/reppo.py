@@ -21,6 +21,7 @@ from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.temperature import Temperature
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -58,8 +59,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     """Relative entropy pathwise policy optimization: on-policy ascent of a critic's gradient within a KL limit."""
 
     normalize_reward: bool | None = changed(True)
-    temperature: Scalar = changed(0.01)
-    target_entropy: Scalar = changed(-0.5)
+    temperature: Temperature = changed(Temperature(initial=0.01, target=-0.5))
     v_min: Scalar = changed(-20.0)
     v_max: Scalar = changed(20.0)
     return_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the returns; 0 gives one-step targets")
@@ -97,7 +97,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return REPPOState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self._clipped(self.policy_optimizer)),
             critic=train_state.create(*self.critic.init(critic_key, spec), self._clipped(self.critic_optimizer)),
-            log_temperature=soft_policies.initial_temperature(self),
+            log_temperature=self.temperature.init(self.temperature_optimizer),
             log_penalty=train_state.create(log_penalty, (), self.temperature_optimizer),
             statistics=self.init_statistics(spec),
             updates=jnp.int32(0),
@@ -163,7 +163,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             value, log_prob, output = self._value(critic, distribution, observation, mask, keys, spec)
             return distribution, value - temperature * log_prob, getattr(output, "features", None)
 
-        temperature = soft_policies.temperature_of(self, state.log_temperature)
+        temperature = self.temperature.weight(state.log_temperature)
         moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
         distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
         # Rewards include the entropy of each row's action: subtracting it from the observation's return results in the
@@ -210,7 +210,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
         found = train_state.gradient(critic_loss, critic)
         critic, _, metrics = found.step(self._clipped(self.critic_optimizer), replicas)
-        temperature, penalty = soft_policies.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
+        temperature, penalty = self.temperature.weight(log_temperature), jnp.exp(log_penalty.params)
         rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
         def policy_loss(variables):
@@ -223,7 +223,9 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
         found = train_state.gradient(policy_loss, policy)
         policy, _, (loss, log_prob, divergence) = found.step(self._clipped(self.policy_optimizer), replicas)
-        log_temperature = soft_policies.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
+        log_temperature = self.temperature.step(
+            log_temperature, self.temperature_optimizer, rows, log_prob, spec, replicas
+        )
         # The loss is log(penalty) times (limit - divergence).
         slack = self.kl_limit - mean(divergence)
         log_penalty = step_log(log_penalty, slack, self.temperature_optimizer, replicas)

@@ -14,7 +14,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, q_learning, returns, train_state
-from jaxrl.algos.base import field_group, network_problems, number, static
+from jaxrl.algos.base import Part, field_group, network_problems, number, static
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -36,7 +36,7 @@ class RNDState(struct.PyTreeNode):
 
 
 @field_group
-class RND:
+class RND(Part):
     """Random network distillation: an intrinsic reward for observations that a network cannot predict yet."""
 
     learning_rate: Scalar = number(1e-3, above=0, help="learning rate of the predictor and the intrinsic value")
@@ -206,26 +206,6 @@ class RND:
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return Adam()(self.learning_rate)
-
-
-def explore(
-    bonus: RND | None,
-    state: PyTree,
-    rollout: Rollout,
-    *,
-    spec: EnvSpec,
-    key: jax.Array,
-    replicas: Replicas,
-    epochs: int | None = None,
-    count: int | None = None,
-) -> tuple[PyTree, jax.Array | None, Metrics]:
-    """Return the next state, advantages [T, B] and metrics of `RND.update`; without a bonus, (), None and {}.
-
-    By default, the bonus takes one step on the whole rollout.
-    """
-    if bonus is None:
-        return state, None, {}
-    return bonus.update(state, rollout, spec=spec, key=key, replicas=replicas, epochs=epochs or 1, count=count or 1)
 
 
 def with_bonus(bonus: RND | None, advantages: jax.Array, intrinsic: jax.Array | None) -> jax.Array:

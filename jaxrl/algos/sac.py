@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import combined_replay, normalization, off_policy, soft_critics, soft_policies, train_state
-from jaxrl.algos.acting import ActingCarry, StochasticActing
+from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, TemperatureFields
 from jaxrl.algos.normalization import RunningStatistics
@@ -66,7 +66,7 @@ class SACState(struct.PyTreeNode):
 class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, SoftCriticFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
-    random_correlation: float | None = changed(0.9, before=None)
+    noise: Noise = changed(Noise(random_correlation=0.9))
     normalize_reward: bool = static(False, help="divide rewards by the running deviation of discounted returns")
     largest_return: Scalar | None = number(
         5.0,
@@ -111,7 +111,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
         return SACState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=target),
-            log_temperature=soft_policies.initial_temperature(self),
+            log_temperature=self.temperature.init(self.temperature_optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
             return_scale=return_scale,
@@ -141,7 +141,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
         return_scale, replay = self.scaled(state.return_scale, replay, replicas)
         *drop, policy_drop = soft_critics.dropout_keys(self.critic, key, replay, replicas)
         next_key, own_key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
-        temperature = soft_policies.temperature_of(self, state.log_temperature)
+        temperature = self.temperature.weight(state.log_temperature)
         following = soft_policies.next_actions(self.policy, state.policy.variables, replay, next_key, spec)
         critic, fit = soft_critics.critic_step(
             self, state.critic, replay, following, temperature, key, drop, spec, replicas
@@ -162,7 +162,9 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
                 drop=policy_drop,
                 **self.support,
             )
-            log_temperature = soft_policies.temperature_step(self, log_temperature, replay, log_prob, spec, replicas)
+            log_temperature = self.temperature.step(
+                log_temperature, self.temperature_optimizer, replay, log_prob, spec, replicas
+            )
             metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
             return policy, log_temperature, replicas.mean(metrics)
 

@@ -1,4 +1,4 @@
-"""Policies of soft actor-critics: their gradient step on value and entropy, and the temperature that weighs the two.
+"""Policies of soft actor-critics: their gradient step on value and entropy.
 
 Equations of Haarnoja et al. (2018, arXiv:1812.05905). Expectations over discrete actions are exact (Christodoulou,
 2019, arXiv:1910.07207).
@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.algos import off_policy, q_learning, soft_critics, train_state
-from jaxrl.algos.fields import TemperatureFields
-from jaxrl.algos.kl_limits import step_log
+from jaxrl.algos.fields import ActorCriticFields
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.soft_critics import NextActions
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -74,7 +73,7 @@ def value_and_log_prob(
 
 
 def policy_step(
-    algo: TemperatureFields,
+    algo: ActorCriticFields,
     policy: TrainState,
     critic: TrainState,
     batch: TransitionBatch,
@@ -123,60 +122,6 @@ def policy_step(
 
     policy, _, (before, log_prob) = train_state.gradient(loss, policy).step(algo.policy_optimizer, replicas)
     return policy, before, log_prob
-
-
-def initial_temperature(algo: TemperatureFields) -> TrainState:
-    """Return the initial training state of log(alpha), a float32 scalar, or of () if the temperature is fixed."""
-    log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
-    return train_state.create(log_temperature, (), algo.temperature_optimizer)
-
-
-def temperature_of(algo: TemperatureFields, log_temperature: TrainState) -> Number:
-    """Return the weight of the entropy, learned or fixed."""
-    return jnp.exp(log_temperature.params) if algo.learn_temperature else algo.temperature
-
-
-def temperature_step(
-    algo: TemperatureFields,
-    log_temperature: TrainState,
-    batch: TransitionBatch,
-    log_prob: jax.Array,
-    spec: EnvSpec,
-    replicas: Replicas,
-) -> TrainState:
-    """Take a step of log(alpha), if it is learned, towards the target entropy (equation 18).
-
-    Args:
-      algo: defines the target and the optimizer.
-      log_temperature: the current training state of log(alpha).
-      batch: transitions.
-      log_prob: log-probabilities [batch] of the policy's actions at these transitions.
-      spec: the environment's spec.
-      replicas: as passed to `update`.
-    """
-    if not algo.learn_temperature:
-        return log_temperature
-    target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
-    missing = weighted_mean(log_prob + target, batch.weight, replicas)
-    # The loss is -log(alpha) times the missing entropy; log_prob is a sample without gradient.
-    return step_log(log_temperature, -missing, algo.temperature_optimizer, replicas)
-
-
-def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Number, spec: EnvSpec) -> jax.Array:
-    """Return the temperature's target entropy [batch] for each transition's observation.
-
-    Args:
-      batch: transitions.
-      per_dimension: target per dimension of a box in [-1, 1], in nats.
-      fraction: target as a fraction of the maximum entropy over allowed discrete actions.
-      spec: the environment's spec.
-    """
-    if isinstance(spec.action_space, spaces.Box):
-        return jnp.full_like(batch.weight, per_dimension * spec.action_space.shape[0], jnp.float32)
-    allowed = spaces.expect(spec.action_space, spaces.Discrete).n
-    if batch.action_mask is not None:
-        allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
-    return jnp.broadcast_to(fraction * jnp.log(jnp.float32(allowed)), batch.weight.shape)
 
 
 def log_half_range(space: spaces.Space) -> float:

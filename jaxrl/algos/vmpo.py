@@ -98,16 +98,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         self, state: VMPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[VMPOState, UpdateInfo]:
         statistics, rollout = self.prepare(state.statistics, batch, replicas)
-        bonus, intrinsic, explored = rnd.explore(
-            self.exploration_bonus,
-            state.bonus,
-            rollout,
-            spec=spec,
-            key=key,
-            replicas=replicas,
-            epochs=self.epochs,
-            count=self.minibatches,
-        )
+        bonus, intrinsic, explored = self.explored(state, rollout, spec=spec, key=key, replicas=replicas)
         rows, inputs, network = rollout.rows, self.inputs(rollout), state.network.variables
         # Use values of the learner's network, because the recorded ones are from the target network.
         output, carry, _ = self.unroll(network, inputs, rollout.carry.network, spec, train=False)

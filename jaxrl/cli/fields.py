@@ -8,7 +8,6 @@ from types import NoneType
 from typing import Any
 
 from jaxrl.algos.base import Readable, owner_at
-from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.algos.rnd import RND
@@ -27,7 +26,8 @@ _OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* f
 # Classes that flags support for fields with these annotations. User-defined parts and `DictEncoder`, which has a torso
 # per entry, can only be set in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
-    **{part: (part,) for part in (Munchausen, RND, Remote, Resources, FrameStack, View)},
+    **{part: (part,) for part in (RND, Remote, Resources, FrameStack, View)},
+    **{part: (part,) for part in registry.registered("part").values()},
     Optimizer: OPTIMIZERS,
     Torso: tuple(torso for torso in registry.registered("torso").values() if torso is not DictEncoder),
     Core: tuple(registry.registered("core").values()),
@@ -106,7 +106,7 @@ def read_field(algo: Algorithm, name: str, text: str) -> Any:
       ConfigError: the field is unknown, or `text` is not a valid value.
     """
     owner, name = owner_at(algo, name)
-    return values.build(values.read(kind_of(typing.get_type_hints(type(owner))[name]), text))
+    return values.build(values.read(kind_of(typing.get_type_hints(type(owner))[name]), text), getattr(owner, name))
 
 
 # --- values ------------------------------------------------------------------------------------------------------
@@ -136,6 +136,10 @@ def written(value: Any) -> str:
     if schedules.is_schedule(value):
         return str(schedules.to_config(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        arguments = (f"{field.name}={written(getattr(value, field.name))}" for field in dataclasses.fields(value))
-        return ":".join([type(value).__name__.lower(), *arguments])
+        arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        words = [
+            f"{name}={written(x).replace(':', ',' if schedules.is_schedule(x) else ':')}"
+            for name, x in arguments.items()
+        ]
+        return ":".join([type(value).__name__.lower(), *words])
     return flags.written(value)

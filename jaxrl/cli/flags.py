@@ -299,15 +299,15 @@ def written(value: Any) -> str:
 # --- parsed values -------------------------------------------------------------------------------------------------
 
 
-def build_parts(parsed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def build_parts(parsed: Mapping[str, Any], algo: Any = None) -> tuple[dict[str, Any], list[str]]:
     """Return the values from `parse` with schedules and parts built, and the problems found.
 
-    A value with a problem is omitted.
+    Parts of `algo` keep the values that are not given. A value with a problem is omitted.
     """
     made, problems = {}, []
     for name, value in parsed.items():
         try:
-            made[name] = values.build(value)
+            made[name] = values.build(value, getattr(algo, name, None))
         except (ConfigError, ValueError) as error:
             problems.append(f"{option(name)}: {error}")
     return made, problems

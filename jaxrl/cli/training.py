@@ -91,8 +91,8 @@ def prepare(parsed: ParsedCommand) -> TrainRequest:
     run = parsed.run
     if run.get("out") is not None:
         ownership.check_output(run["out"], "output of a sweep")
-    made, problems = build_parts(parsed.values)
     algo = make_algorithm(parsed.algorithm) if run["preset"] is None else preset(run["preset"]).algorithm
+    made, problems = build_parts(parsed.values, algo)
     algo = with_flags(algo, made)
     problems += field_problems(algo)
     if not problems and run.get("dataset") is None and learns_from_dataset(algo):

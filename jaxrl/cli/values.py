@@ -55,9 +55,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Unmade:
-    """A parsed value that is created later, by `build`, since creating it imports JAX."""
+    """A parsed value that is created later, by `build`, since creating it imports JAX.
 
-    make: Callable[[], Any]
+    Attributes:
+      make: function of the value that the flag replaces.
+    """
+
+    make: Callable[[Any], Any]
 
 
 def alternatives(annotation: Any) -> list[Any]:
@@ -84,7 +88,7 @@ def metavar(kind: Kind) -> str:
         "floats": "NUMBER,NUMBER,...",
         "texts": "TEXT,TEXT,...",
         "number": "NUMBER|SCHEDULE",
-        "part": "|".join(part.name for part in kind.parts),
+        "part": "|".join(part.name for part in kind.parts) if len(kind.parts) != 1 else ":".join(kind.parts[0].fields),
     }
     names |= {"network": "NAME", "function": "NAME"}
     return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
@@ -107,34 +111,37 @@ def read(kind: Kind, text: str) -> Any:
         known = registry.registered(registry.USER)
         if text not in known:
             raise unknown(kind.name, text, known, "register it with jaxrl.register and pass its module to --import")
-        return Unmade(partial(_network if kind.name == "network" else known.__getitem__, text))
+        return Unmade(partial(_network, text) if kind.name == "network" else lambda _: known[text])
     readers = {"bool": _truth, "int": _whole, "float": _real, "path": files.expand, "text": str}
     if kind.name in readers:
         return readers[kind.name](text)
     return tuple(readers[kind.name.removesuffix("s")](part) for part in text.split(",") if part)
 
 
-def build(value: Any) -> Any:
+def build(value: Any, current: Any = None) -> Any:
     """Return a parsed value, creating it if it is a part, a schedule or an object registered by the user.
+
+    If a field allows only one class of parts, the arguments that are not given have the values of `current`.
 
     Raises:
       ConfigError: the numbers of a schedule or the arguments of a part are invalid.
     """
-    return value.make() if isinstance(value, Unmade) else value
+    return value.make(current) if isinstance(value, Unmade) else value
 
 
-def _schedule(text):
+def _schedule(text, current):
     from jaxrl.core import schedules
 
     return schedules.parse(text)
 
 
-def _part(made_by, arguments):
+def _part(made_by, arguments, alone, current):
     cls = registry.find(made_by) if isinstance(made_by, str) else made_by
-    return cls(**{name: build(argument) for name, argument in arguments.items()})
+    arguments = {name: build(argument) for name, argument in arguments.items()}
+    return dataclasses.replace(current, **arguments) if alone and isinstance(current, cls) else cls(**arguments)
 
 
-def _network(name):
+def _network(name, current):
     from jaxrl.algos.base import Readable
 
     thing, why = registry.registered(registry.USER)[name], ""
@@ -175,9 +182,9 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 def _read_part(parts, text):
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
-    if len(parts) == 1 and "=" in name:  # the name of the only part may be omitted
+    if len(parts) == 1 and name.lower() not in by_name:  # the name of the only part may be omitted
         name, words = parts[0].name, [name, *words]
-    if name.lower() not in by_name:
+    elif name.lower() not in by_name:
         raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
     part = by_name[name.lower()]
     fields = list(part.fields)
@@ -192,8 +199,10 @@ def _read_part(parts, text):
                 raise ConfigError(_with_commas(part, words, position))
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
-        values[field] = read(part.fields[field], value)
-    return Unmade(partial(_part, part.made_by, values))
+        kind = part.fields[field]
+        # Within a part, commas separate the numbers of a schedule.
+        values[field] = read(kind, value.replace(",", ":") if kind.name == "number" else value)
+    return Unmade(partial(_part, part.made_by, values, len(parts) == 1))
 
 
 def _with_commas(part, words, position):

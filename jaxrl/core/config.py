@@ -19,8 +19,8 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import is_bounded_shape
 
-BEFORE = "before"  # metadata key: a field's value in configurations that were written before the field existed
-WAS = "was"  # metadata key of a part whose field was a bool: the part's fields, by their names in the algorithm then
+# Metadata key of a part whose fields were fields of the algorithm: what enabled it, and its fields by those names.
+WAS = "was"
 _MOST_NUMBERS = 1 << 28  # maximum count of numbers in all arrays and spaces of a configuration
 _NUMBERS = "fiub"  # kinds of dtypes that are allowed in files
 
@@ -96,19 +96,25 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
     for field in dataclasses.fields(cls):
-        if (was := field.metadata.get(WAS)) and isinstance(on := fields.get(field.name), bool):
-            own = {was[old]: item for old, item in fields.items() if old in was}
-            own["type"] = registry.name_of(field.metadata["part"])
-            rest = {old: item for old, item in fields.items() if old not in was}
-            fields = rest | {field.name: own if on else None}
+        if moved := field.metadata.get(WAS):
+            fields = _with_part(cls, field, *moved, fields)
+        if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
+            fields = {**fields, field.name: {"type": registry.name_of(kind), **part}}
     known = {field.name for field in dataclasses.fields(cls)}
-    older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
     # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
-    # An integer field with the default 0 may have been a bool in an earlier version, where False had the effect of 0.
-    off = {field.name for field in dataclasses.fields(cls) if type(field.default) is int and field.default == 0}
-    values = {name: 0 if item is False and name in off else item for name, item in values.items()}
-    return build(cls, older | values | overrides)
+    return build(cls, values | overrides)
+
+
+def _with_part(cls, field, switch, was, fields):
+    """Return a configuration's fields with those of an older version that `was` names as one part."""
+    name, _, value = (switch or field.name).partition("=")
+    kind, now = registry.name_of(field.metadata["part"]), fields.get(name)
+    if now is None or isinstance(now, Mapping) and now.get("type", kind) == kind:
+        return fields
+    own = {was[old]: item for old, item in fields.items() if old in was} | {"type": kind}
+    on = not _fits(None, _hints(cls).get(field.name)) or (now == value if value else now)
+    return {old: item for old, item in fields.items() if old not in (name, *was)} | {field.name: own if on else None}
 
 
 def build(cls: Any, values: Mapping[str, Any]) -> Any:

@@ -84,30 +84,42 @@ class NonFiniteError(JaxrlError):
 _ELSEWHERE = {
     "anneal_lr": "learning_rate",
     "buffer_size": "capacity",
+    "burn_in": "memory",
     "clip_coef": "clip",
     "clip_eps": "clip",
     "clip_range": "clip",
-    "clip_vloss": "clip_value",
     "clip_range_vf": "clip_value",
+    "clip_vloss": "clip_value",
     "ent_coef": "entropy_cost",
     "env_id": "env",
     "exploration_fraction": "epsilon",
     "gradient_steps": "replay_ratio",
+    "importance_exponent": "prioritized",
+    "kl_target": "kl_penalty",
+    "learn_temperature": "temperature",
     "learning_starts": "min_size",
     "lr": "learning_rate",
+    "max_episode_length": "whole_episodes",
     "n_envs": "num_envs",
     "n_epochs": "epochs",
     "n_steps": "rollout_length",
     "net_arch": "network",
+    "noise_clip": "target_noise_clip",
+    "noise_correlation": "noise",
+    "noise_hold": "noise",
     "norm_adv": "normalize_advantage",
     "num_minibatches": "minibatches",
     "num_steps": "rollout_length",
+    "objective": "kl_penalty",
     "policy_frequency": "policy_delay",
     "policy_kwargs": "network",
     "policy_lr": "policy_learning_rate",
     "policy_noise": "target_noise",
-    "noise_clip": "target_noise_clip",
+    "priority_exponent": "prioritized",
     "q_lr": "learning_rate",
+    "random_correlation": "noise",
+    "sequence_length": "memory",
+    "target_entropy": "temperature",
     "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
     "total_timesteps": "total_steps",
@@ -119,7 +131,7 @@ _ELSEWHERE = {
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
-    """Return the error for an unknown name, suggesting close names or jaxrl's name for another library's setting.
+    """Return the error for an unknown name, suggesting close names, or the name for one of another library or version.
 
     Args:
       kind: the kind of name, in words ("environment", "algorithm", "field of PPO").

@@ -25,7 +25,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "library": ("jaxrl.networks",),
     "network": ("jaxrl.networks",),
     "optimizer": ("jaxrl.algos.optimizers",),
-    "part": ("jaxrl.algos.munchausen",),
+    "part": ("jaxrl.algos",),
     "sampler": ("jaxrl.core.sources",),
     "schedule": ("jaxrl.core.schedules",),
     "source": ("jaxrl.core.sources",),

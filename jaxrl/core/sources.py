@@ -109,8 +109,7 @@ class Prioritized:
         if all(isinstance(x, int | float) and x >= 0 for x in (self.exponent, self.beta)):
             return []
         return [
-            "exponent and beta must be numbers of at least 0; only prioritized=True supports schedules "
-            "(priority_exponent, importance_exponent)"
+            "exponent and beta must be numbers of at least 0; only the algorithm's field prioritized supports schedules"
         ]
 
 

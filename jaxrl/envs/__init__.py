@@ -1,5 +1,6 @@
 """Environments: adapters for environment suites, wrappers, and a registry of names."""
 
+from jaxrl.envs import wrappers
 from jaxrl.envs.check import check_env, prepared
 from jaxrl.envs.env_registry import as_environment, environments, make
 from jaxrl.envs.episode import with_auto_reset
@@ -22,20 +23,7 @@ from jaxrl.envs.wrappers import (
 )
 
 __all__ = [
-    "ActionRepeat",
-    "AutoReset",
-    "ClipAction",
-    "ClipReward",
-    "EpisodeStatistics",
-    "Flatten",
-    "FrameStack",
-    "Hide",
-    "PooledReset",
-    "RandomParameters",
-    "RescaleAction",
-    "ScaleReward",
-    "StickyActions",
-    "TimeLimit",
+    *wrappers.__all__,
     "as_environment",
     "check_env",
     "environments",

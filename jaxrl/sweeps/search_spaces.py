@@ -26,7 +26,7 @@ _ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
-    TemperatureFields: {"temperature_learning_rate": _RATE},
+    TemperatureFields: {"temperature.learning_rate": _RATE},
 }
 _NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
 _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
@@ -38,13 +38,13 @@ SPACES: dict[str, dict[str, Range]] = {
     "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
     "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
-    "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "priority_exponent": Uniform(0.0, 1.0)},
+    "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "prioritized.exponent": Uniform(0.0, 1.0)},
     "ddpg": _ACTOR_CRITIC | {"exploration_noise": _NOISE},
     "dqn": _LEARNER
     | {
         "target_update": LogUniform(0.01, 1.0),
         "max_grad_norm": LogUniform(1.0, 100.0),
-        "priority_exponent": Uniform(0.2, 1.0),
+        "prioritized.exponent": Uniform(0.2, 1.0),
     },
     "dreamer": {
         "learning_rate": LogUniform(1e-5, 1e-3),
@@ -69,7 +69,7 @@ SPACES: dict[str, dict[str, Range]] = {
     | {
         "epsilon": Uniform(0.05, 0.6),
         "max_grad_norm": LogUniform(1.0, 100.0),
-        "priority_exponent": Uniform(0.2, 1.0),
+        "prioritized.exponent": Uniform(0.2, 1.0),
     },
     "td3": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "target_noise": _SMOOTHING},
     "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
@@ -93,6 +93,13 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
     return SPACES.get(type(algo).__name__.lower(), of_groups)
 
 
+def _is_open(algo: Algorithm, default: Algorithm, path: str) -> bool:
+    """Return whether the setting at a dotted path has an effect and its default value."""
+    part, _, name = path.rpartition(".")
+    owner, own = (getattr(thing, part) if part else thing for thing in (algo, default))
+    return owner is not None and has_effect(owner, name) and getattr(owner, name) == getattr(own or owner, name)
+
+
 def search_space(
     algo: Algorithm, overrides: Mapping[str, Any], *, schedules: bool = False
 ) -> tuple[dict[str, Any], dict[str, Range]]:
@@ -110,11 +117,7 @@ def search_space(
       ConfigError: a field does not exist or cannot have one of its values, or there are no fields to search.
     """
     default = type(algo)()
-    table = {
-        name: values
-        for name, values in _ranges(algo).items()
-        if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
-    }
+    table = {path: values for path, values in _ranges(algo).items() if _is_open(algo, default, path)}
     space = table | {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
     fixed = {name: value for name, value in space.items() if not isinstance(value, Distribution | list | tuple)}
     ranges = {name: values for name, values in space.items() if name not in fixed}

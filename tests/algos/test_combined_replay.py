@@ -10,7 +10,7 @@ from helpers.streams import Fed, rows_of
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.algos import combined_replay
+from jaxrl.algos import combined_replay, fields
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import MaxHeap, MinHeap, Prioritized, Replay, View
 from jaxrl.networks import GRU, MLP, QNetwork
@@ -51,7 +51,7 @@ def test_each_shards_transitions_lie_side_by_side():
     parts = {"replay": one, "newest": other}
     both = combined_replay.combined_batch(parts, replicas)
     np.testing.assert_array_equal(both.weight, [1, 2, 10, 3, 4, 20])
-    sources = jaxrl.DQN(newest=1, view=View(1, MaxHeap()), prioritized=True).experience
+    sources = jaxrl.DQN(newest=1, view=View(1, MaxHeap()), prioritized=fields.PrioritizedReplay()).experience
     parts["view"] = only([100, 200])
     both = combined_replay.combined_batch(parts, replicas)
     np.testing.assert_array_equal(both.weight, [1, 2, 10, 100, 3, 4, 20, 200])

@@ -8,6 +8,7 @@ from helpers.continuous import BATCH, CROSSQ, NORMED, QUICK, SPEC, initial, tran
 from helpers.programs import resumed
 
 import jaxrl
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Actor, Critic
@@ -39,7 +40,7 @@ def test_policy_and_temperature_move_with_every_second_update_and_critics_always
 def test_discrete_actions_have_exact_expectations():
     """Of four actions whose values are alike, the target is the value and alpha times the entropy."""
     spec = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(4))
-    algo = CROSSQ.replace(temperature=0.5, learn_temperature=False)
+    algo = CROSSQ.replace(temperature=Temperature(initial=0.5, learned=False))
     state = algo.init(jax.random.key(0), spec)
     flat = lambda x: jax.tree.map(jnp.zeros_like, x)  # noqa: E731
     state = state.replace(
@@ -57,8 +58,7 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     algo = jaxrl.CrossQ(
         **QUICK,
-        temperature=0.05,
-        learn_temperature=False,
+        temperature=Temperature(initial=0.05, learned=False),
         policy=Actor(widths=(32,), **NORMED),
         critic=Critic(widths=(64,), **NORMED),
     )

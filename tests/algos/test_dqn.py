@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import jaxrl
 from jaxrl import networks
 from jaxrl.algos import q_learning
+from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.q_learning import Returns
 from jaxrl.core import spaces
@@ -194,11 +195,11 @@ VARIANTS = {
     "noisy": {
         "network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)),
         "epsilon": 0.0,
-        "prioritized": True,
+        "prioritized": PrioritizedReplay(),
     },
     "categorical": {
         "network": QNetwork(SMALL, head=CategoricalValues(5)),
-        "prioritized": True,
+        "prioritized": PrioritizedReplay(),
         "n_step": 3,
         "double": False,
     },

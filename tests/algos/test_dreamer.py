@@ -19,6 +19,7 @@ from scipy.special import expit, log_softmax, softmax
 
 import jaxrl
 from jaxrl.algos import dreamer
+from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam, LaProp
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec, Rollout, SequenceBatch, TimeStep, env_spec
@@ -40,8 +41,7 @@ ALGO = jaxrl.Dreamer(
     return_decay=0.75,
     tau=0.25,
     imagination_length=STEPS,
-    sequence_length=LENGTH,
-    burn_in=BURN_IN,
+    memory=Memory(length=LENGTH, burn_in=BURN_IN),
 )
 PLAIN = EnvSpec("plain", spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
 MIXED = EnvSpec(
@@ -557,8 +557,7 @@ SMALL = ALGO.replace(
     free_nats=1.0,
     return_decay=0.99,
     tau=0.02,
-    sequence_length=8,
-    burn_in=0,
+    memory=Memory(length=8, burn_in=0),
     rollout_length=4,
     batch_size=16,
     capacity=4_096,

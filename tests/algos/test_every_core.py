@@ -10,11 +10,12 @@ from helpers.programs import ENV, NUM_ENVS, ROWS, SMALL, Interrupt, all_finite, 
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.algos.fields import Memory
 from jaxrl.networks import LRU, Actor, ActorCritic, Critic, GTrXL, MinGRU, QNetwork
 
 CORES = {"mingru": MinGRU(8, layers=2), "lru": LRU(8), "gtrxl": GTrXL(8, layers=2, heads=2, memory=5)}
 PENDULUM = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=12)
-SEQUENCES = {"sequence_length": 6, "burn_in": 2, "batch_size": 40, "replay_ratio": 1 / ROWS}
+SEQUENCES = {"memory": Memory(length=6, burn_in=2), "batch_size": 40, "replay_ratio": 1 / ROWS}
 
 
 def with_core(family, core):

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import continuous
-from helpers.other_fields import OPTIONAL, assert_numbers_count, static_fields, with_another
+from helpers.other_fields import OPTIONAL, PARTS, assert_numbers_count, static_fields, with_another
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
-from jaxrl.algos.base import changed, field_group, field_problems, has_effect
-from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
+from jaxrl.algos.base import changed, field_group, field_problems, has_effect, owner_at, parts
+from jaxrl.algos.fields import CombinedReplayFields, Memory, PrioritizedReplay, ReplayFields, SequenceFields
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core.schedules import Constant, resolve_schedules
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
 from jaxrl.sweeps.launcher import launch
@@ -25,17 +27,20 @@ PQN = jaxrl.PQN(rollout_length=8, random_persistence=0.9, network=QNetwork(MLP((
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
     "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, normalize_observation=True, normalize_reward=True),
-    "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, objective="kl"),
+    "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, kl_penalty=KLPenalty()),
     "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
     "vmpo": jaxrl.VMPO(**PLAIN, minibatches=4, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
-        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True
+        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=PrioritizedReplay(), ladder=True
     ),
     "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=Munchausen()),
     "dqn-recurrent": DQN.replace(
-        network=QNetwork(MLP((4,)), core=GRU(4)), prioritized=True, sequence_length=4, value_rescaling=True
+        network=QNetwork(MLP((4,)), core=GRU(4)),
+        prioritized=PrioritizedReplay(),
+        memory=Memory(length=4, burn_in=0),
+        value_rescaling=True,
     ),
     "pqn": PQN,
     "pqn-ladder": PQN.replace(ladder=True),
@@ -44,13 +49,13 @@ BASES |= {name: algo.replace(normalize_observation=True) for name, algo in conti
 CATEGORICAL, QUANTILE = (
     Critic(widths=(8,), ensemble=1, head=head) for head in (CategoricalValues(5), QuantileValues(5))
 )
-FIXED = BASES["sac"].replace(learn_temperature=False, normalize_reward=True)
+FIXED = BASES["sac"].replace(temperature=Temperature(learned=False), normalize_reward=True)
 BASES |= {"sac-categorical": FIXED.replace(critic=CATEGORICAL), "sac-quantile": FIXED.replace(critic=QUANTILE)}
 BASES |= {f"{name}-categorical": BASES[name].replace(critic=CATEGORICAL) for name in ("mpo", "td3")}
 BASES["td3-quantile"] = BASES["td3"].replace(critic=QUANTILE, least_noise=0.05)
 
 # Values at the start, which the next test looks for in the initial state; and a share that is for discrete actions.
-ELSEWHERE = {"initial_penalty", "temperature", "alpha_mean", "alpha_std", "target_entropy_fraction"}
+ELSEWHERE = {"temperature.initial", "temperature", "alpha_mean", "alpha_std", "temperature.target_fraction"}
 
 
 def program(algo):
@@ -81,7 +86,7 @@ def test_every_number_reaches_the_program(name):
 def test_the_initial_penalty_is_in_the_initial_state():
     env = jaxrl.make("gymnax:CartPole-v1")
     for penalty in (1.0, 3.0):
-        algo = BASES["ppo-kl"].replace(initial_penalty=penalty)
+        algo = BASES["ppo-kl"].replace(kl_penalty=KLPenalty(initial=penalty))
         state = resolve_schedules(algo, jnp.float32(0)).init(
             jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).layout.spec
         )
@@ -95,6 +100,10 @@ def test_the_initial_multipliers_are_in_the_initial_state(name):
     assert jax.nn.softplus(state.duals.params[name.removeprefix("alpha_")]) == pytest.approx(3.0)
 
 
+def effective(algo, path):
+    return has_effect(algo, path.partition(".")[0]) and has_effect(*owner_at(algo, path))
+
+
 LEARNERS = ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn", *continuous.ALGORITHMS]
 
 
@@ -102,11 +111,11 @@ LEARNERS = ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn", *cont
 @pytest.mark.parametrize("name", LEARNERS)
 def test_every_static_field_changes_the_program(name):
     algo = BASES[name]
-    optional = {field for field in OPTIONAL if hasattr(algo, field)}
-    names = {field for field in static_fields(algo) | optional if has_effect(algo, field)}
+    optional = {field for field in OPTIONAL + PARTS if hasattr(algo, field)}
+    names = {field for field in static_fields(algo) | optional if effective(algo, field)}
     names -= {"remover", "imitate"}  # of a table, and with demonstrations
     if name == "dqn-recurrent":
-        names = {"sequence_length", "burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
+        names = {"memory.length", "memory.burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
     if getattr(algo, "prioritized", False):
         names -= {"sampler"}  # is one
     assert [field for field in names if not changes(name, field)] == []
@@ -126,7 +135,7 @@ def test_optional_numbers_change_the_program():
 
 def test_any_number_can_be_a_schedule():
     algo = BASES["ppo"]
-    numbers = {f.name for f in dataclasses.fields(algo)} - static_fields(algo) - {"optimizer"}
+    numbers = {f.name for f in dataclasses.fields(algo)} - static_fields(algo) - parts(algo).keys() - {"optimizer"}
     names = [f for f in numbers if getattr(algo, f) is not None]
     scheduled = resolve_schedules(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
     plain = resolve_schedules(algo, jnp.float32(0.5))

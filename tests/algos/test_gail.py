@@ -14,6 +14,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import gail
+from jaxrl.algos.temperature import Temperature
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -115,7 +116,7 @@ def test_every_kind_of_observation_has_a_penalty(kind, action):
 def preference(reward, absorbing):
     """Q of ending less Q of going on, where experience and demonstrations are alike, and either choice is as good."""
     algo = GAIL.replace(reward=reward, absorbing=absorbing, gamma=0.5, learning_rate=1e-2, tau=0.2)
-    algo = algo.replace(learn_temperature=False, temperature=1e-3)
+    algo = algo.replace(temperature=Temperature(initial=1e-3, learned=False))
     action = jnp.arange(BATCH, dtype=jnp.int32) % 2
     ones = jnp.ones((BATCH, 3))
     part = transitions().replace(observation=ones, next_observation=ones, action=action, bootstrap=action == 1)
@@ -187,8 +188,7 @@ def test_it_does_what_was_shown_and_not_what_is_rewarded():
         gamma=0.9,
         learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
         gradient_penalty=0.1,
-        learn_temperature=False,
-        temperature=0.1,
+        temperature=Temperature(initial=0.1, learned=False),
         tau=0.05,
         capacity=32_768,
         min_size=2_048,

@@ -11,6 +11,7 @@ from helpers.programs import assert_equal, plain
 
 import jaxrl
 from jaxrl.algos import acting, histories, off_policy
+from jaxrl.algos.fields import Memory
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import NetworkInputs, SequenceBatch, TimeStep, Trajectory, TransitionBatch
@@ -22,7 +23,7 @@ LEARNED = ROWS - BURN_IN
 CORE = {"core": GRU(6), "previous_action": True, "previous_reward": True}
 POLICY = Actor(widths=(8,), gain=0.3, **CORE)
 CRITIC = Critic(widths=(8,), **(CORE | {"core": LSTM(5)}))
-MEMORY = {"policy": POLICY, "critic": CRITIC, "sequence_length": 5, "burn_in": 2, "rollout_length": 4}
+MEMORY = {"policy": POLICY, "critic": CRITIC, "memory": Memory(length=5, burn_in=2), "rollout_length": 4}
 RECURRENT = {
     "sac": ALGORITHMS["sac"].replace(**MEMORY),
     "td3": ALGORITHMS["td3"].replace(**MEMORY | {"policy": dataclasses.replace(POLICY, stochastic=False)}),

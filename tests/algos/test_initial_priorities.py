@@ -90,7 +90,7 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
     weight, found = held.ring.rows.weight.T, 0
     for slot, env in zip(*np.nonzero(priority >= 0), strict=True):
         assert slot == 0, "sequences begin with rollouts"
-        learned = slice(slot + algo.burn_in, slot + algo.burn_in + algo.sequence_length - 1)
+        learned = slice(slot + algo.memory.burn_in, slot + algo.memory.burn_in + algo.memory.length - 1)
         errors = extras[learned, env][weight[learned, env]]
         expected = algo.priority_eta * errors.max() + (1 - algo.priority_eta) * errors.mean()
         np.testing.assert_allclose(priority[slot, env], expected, rtol=1e-5)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import jaxrl
 from jaxrl.algos import train_state
 from jaxrl.algos.kl_limits import step_log
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.on_policy import explained_variance, standardized
-from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
+from jaxrl.algos.ppo import clipped_surrogate, squared_value_error
 from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.replicas import SingleReplica
@@ -48,14 +49,15 @@ def test_squared_value_error_takes_the_larger_of_clipped_and_not(value, old, tar
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.01, 0.02), (0.02, 0.04), (0.03, 0.06 + 1000 * 0.01**2)])
 def test_kl_penalty_has_a_hinge_at_twice_the_target(kl, expected):
-    np.testing.assert_allclose(kl_penalty(jnp.float32(kl), jnp.float32(2.0), 0.01, 1000.0), expected, rtol=1e-5)
+    loss = KLPenalty().loss(jnp.float32(2.0), jnp.float32(kl), SingleReplica())
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("kl", "factor"), [(0.0131, 1.5), (0.0129, 1.0), (0.01, 1.0), (0.0071, 1.0), (0.0069, 1 / 1.5)]
 )
 def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
-    np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
+    np.testing.assert_allclose(KLPenalty().adapted(jnp.float32(3.0), jnp.float32(kl)), 3.0 * factor, rtol=1e-6)
 
 
 @pytest.mark.parametrize("initial", [1e-3, 1.0])
@@ -64,7 +66,7 @@ def test_the_penalty_comes_back_within_twenty_batches(initial):
 
     @jax.jit
     def after(batches, divergence, penalty):
-        step = lambda _, penalty: adapted_penalty(penalty, divergence, 0.01, initial)  # noqa: E731
+        step = lambda _, penalty: KLPenalty(initial=initial).adapted(penalty, divergence)  # noqa: E731
         return jax.lax.fori_loop(0, batches, step, jnp.float32(penalty))
 
     quiet, loud = after(300, 0.001, initial), after(300, 1.0, initial)

@@ -23,6 +23,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import acting
+from jaxrl.algos.acting import Noise
 from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
@@ -193,11 +194,11 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
 def test_noise_is_held_for_a_zeta_distributed_number_of_steps():
     """Each beginning of an episode draws anew; n of at most 4 steps have a probability in proportion to 1 / n^2."""
     envs, most = 20_000, 4
-    algo = resolve_schedules(SAC.replace(noise_hold=most, random_correlation=None), jnp.float32(0))
+    algo = resolve_schedules(SAC.replace(noise=Noise(hold=most)), jnp.float32(0))
     carry = algo.initial_carry(SPEC, jnp.int32(0), 1)
     carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (envs, *x.shape)), carry)
     actor = algo.actor(algo.init(jax.random.key(0), SPEC))
-    hold, noises, first = jax.jit(functools.partial(acting.with_noise, algo)), [], np.zeros((9, envs), bool)
+    hold, noises, first = jax.jit(algo.noise.step), [], np.zeros((9, envs), bool)
     first[0] = first[5, ::2] = True
     for step in range(9):
         keys = jax.random.split(jax.random.key(step), envs)
@@ -253,8 +254,8 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
         return np.stack(found)
 
     if name in RANDOM_FIRST:
-        algo = algo.replace(random_correlation=None)
-    plain, wandering = (acting(algo.replace(noise_correlation=x)) for x in (0.0, 0.9))
+        algo = algo.replace(noise=Noise())
+    plain, wandering = (acting(algo.replace(noise=algo.noise.replace(correlation=x))) for x in (0.0, 0.9))
     for updates in (0, 1):  # uniform, then the policy's
         usual, other = acted(plain, updates), acted(wandering, updates)
         for quantile in (0.1, 0.5, 0.9):
@@ -264,7 +265,7 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
     np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(plain, 1, explore=False))
     if name in RANDOM_FIRST:
         for always in (0.0, 0.6):
-            at_first = acting(algo.replace(noise_correlation=always, random_correlation=0.9))
+            at_first = acting(algo.replace(noise=Noise(correlation=always, random_correlation=0.9)))
             found = [acted(at_first, updates) for updates in (0, 1)]
             assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in found] == [0.9, always]
 

@@ -10,6 +10,7 @@ from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import returns
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec, NetworkInputs
@@ -97,7 +98,13 @@ def test_each_pass_of_one_minibatch_is_a_step_on_the_whole_batch():
 @pytest.mark.long
 def test_whole_episodes_count_what_arrived_with_their_last_time_step():
     """Of rewards at the end alone; before, the variance stayed 0, and rewards were multiplied by 1e4."""
-    algo = jaxrl.A2C(**PLAIN, whole_episodes=B, normalize_reward=True, normalize_observation=True, network=SEPARATE)
+    algo = jaxrl.A2C(
+        **PLAIN,
+        whole_episodes=WholeEpisodes(episodes=B),
+        normalize_reward=True,
+        normalize_observation=True,
+        network=SEPARATE,
+    )
     ends = np.asarray([2, 5, T - 1, T, T + 1, T, 1, 4])  # of each environment; one ends after the rollout
     broken = np.arange(B) == 1  # built again where the others end: what follows is no part of the batch either
     times = np.arange(T + 1)[:, None]

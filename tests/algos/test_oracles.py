@@ -47,7 +47,9 @@ from scipy.stats import norm
 
 import jaxrl
 from jaxrl.algos import q_learning
+from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.algos.munchausen import Munchausen
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -228,7 +230,7 @@ def test_d4pg(ensemble):
     policy = assert_learned(new.policy.params, info.metrics["policy_loss"], policy_loss, old.params, POLICY_RATE)
     close(new.policy.target_params, moved(old.target_params, policy))
     close(new.critic.target_params, moved(state.critic.target_params, critic))
-    uniform = algo.replace(prioritized=False)
+    uniform = algo.replace(prioritized=None)
     assert jax.eval_shape(functools.partial(updated, spec=SPEC), uniform, state, b)[1].priorities == {}
 
 
@@ -253,8 +255,9 @@ def test_sac_and_cql(name, spec, learned):
     CQL clones in its first updates, and then no longer.
     Over discrete actions expectations are exact (Christodoulou, 2019, equations 10 to 12).
     """
-    algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(**ACTOR_CRITIC, temperature=0.3)
-    algo = algo.replace(learn_temperature=learned, target_entropy_fraction=0.5)
+    algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(
+        **ACTOR_CRITIC, temperature=Temperature(initial=0.3, learned=learned, target_fraction=0.5)
+    )
     if name == "cql":
         threshold = 1.0 if learned else None
         algo = algo.replace(coefficient=2.0, lagrange_threshold=threshold, entropy_in_target=spec is CHOICE)
@@ -362,7 +365,9 @@ def normed_values(params, state, observation, action, training=False, correction
 @pytest.mark.parametrize("seen", one_quick([0, 100_000], 100_000))
 def test_crossq(seen):
     """By turns before and after the warm-up of the statistics, which are of the rows that count."""
-    algo = continuous.CROSSQ.replace(**COMMON, policy_learning_rate=POLICY_RATE, temperature=0.3, policy_delay=1)
+    algo = continuous.CROSSQ.replace(
+        **COMMON, policy_learning_rate=POLICY_RATE, temperature=Temperature(initial=0.3), policy_delay=1
+    )
     b, state = batch(), start(algo)
 
     def moved_on(model_state):  # running statistics that are neither the first ones nor the batch's
@@ -422,7 +427,11 @@ def test_gail(reward, absorbing):
     """Rewards of neither source are read: they are NaN. Pairs that count differ between the sources."""
     fields = {name: value for name, value in ACTOR_CRITIC.items() if name != "n_step"}
     algo = continuous.GAIL.replace(
-        **fields, temperature=0.3, discriminator_learning_rate=0.2, reward=reward, absorbing=absorbing
+        **fields,
+        temperature=Temperature(initial=0.3),
+        discriminator_learning_rate=0.2,
+        reward=reward,
+        absorbing=absorbing,
     )
     unread, counts = jnp.full((BATCH, 1), jnp.nan), (COUNTED, np.arange(BATCH) % 7 != 2)
     own = transitions().replace(rewards=unread)
@@ -757,7 +766,7 @@ def test_dqn(head):
     algo = jaxrl.DQN(
         **COMMON,
         **support,
-        prioritized=True,
+        prioritized=PrioritizedReplay(),
         max_grad_norm=None,
         target_period=1,
         target_update=TAU,
@@ -820,7 +829,7 @@ def test_implicit_quantiles_with_munchausen():
         **COMMON,
         munchausen=Munchausen(temperature=0.3, clip=-0.4),
         quantile_huber=0.5,
-        prioritized=True,
+        prioritized=PrioritizedReplay(),
         max_grad_norm=None,
         target_period=1,
         target_update=TAU,

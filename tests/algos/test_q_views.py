@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.algos import q_learning, q_views
+from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -199,8 +200,7 @@ def test_a_whole_update_of_r2d2_against_numpy(reduction):
         network=NETWORK,
         gamma=0.9,
         n_step=3,
-        burn_in=BURN_IN,
-        sequence_length=LENGTH,
+        memory=Memory(length=LENGTH, burn_in=BURN_IN),
         learning_rate=0.1,
         optimizer=Adam(eps=EPS),
         max_grad_norm=None,

@@ -16,6 +16,7 @@ from scipy.stats import norm
 
 import jaxrl
 from jaxrl.algos import minibatches, on_policy, q_learning
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -30,12 +31,11 @@ RATE, GAMMA, LAMBDA, ATOMS, EDGE = 0.1, 0.9, 0.8, 7, 4.0
 ALGO = jaxrl.REPPO(
     learning_rate=RATE,
     policy_learning_rate=0.2,
-    temperature_learning_rate=0.3,
     optimizer=optax.sgd,
     max_grad_norm=None,
     gamma=GAMMA,
     return_lambda=LAMBDA,
-    temperature=0.3,
+    temperature=Temperature(initial=0.3, learning_rate=0.3, target=-0.5),
     initial_penalty=0.5,
     kl_limit=0.08,
     prediction_cost=0.5,
@@ -244,7 +244,7 @@ def test_two_devices_make_the_update_of_one():
 def test_the_return_of_a_last_row_is_reward_and_soft_value():
     """With lambda 0 and no entropy each target is one step; terminations have no value behind them."""
     spec, state, rollout = experience(True)
-    plain = ALGO.replace(return_lambda=0.0, learn_temperature=False, temperature=1e-9)
+    plain = ALGO.replace(return_lambda=0.0, temperature=Temperature(initial=1e-9, learned=False))
     state = state.replace(log_temperature=learner(plain, 0, spec).log_temperature)
     resolved = resolve_schedules(plain, jnp.float32(0))
     rows = resolved._data(state, rollout, KEY, spec, SingleReplica())
@@ -271,8 +271,7 @@ def small():
     """On episodes of one step, worth 1 less the squared distance of the action from 0.5."""
     return jaxrl.REPPO(
         learning_rate=3e-3,
-        temperature=1e-3,
-        learn_temperature=False,
+        temperature=Temperature(initial=1e-3, learned=False),
         normalize_reward=False,
         rollout_length=32,
         minibatches=4,

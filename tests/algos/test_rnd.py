@@ -18,6 +18,7 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl.algos import rnd
 from jaxrl.algos.base import replace
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.q_learning import transition_keys
 from jaxrl.algos.rnd import RND
@@ -173,7 +174,7 @@ def test_by_default_what_was_seen_a_hundred_times_is_less_new():
 
 @pytest.mark.long
 def test_what_follows_a_whole_episode_is_not_of_the_stream():
-    algo = ALGORITHMS["a2c"].resolve(SPEC, B).replace(whole_episodes=B)
+    algo = ALGORITHMS["a2c"].resolve(SPEC, B).replace(whole_episodes=WholeEpisodes(episodes=B))
     state = learner(algo)
     *_, rollout = rollouts(algo)
     rollout = rollout.replace(whole_episodes=True)
@@ -216,7 +217,8 @@ def test_its_fields_are_searched_by_dotted_names():
     for name, path in ((None, "exploration_bonus.gamma"), (BONUS, "exploration_bonus.gama"), (BONUS, "gamma.gamma")):
         call = functools.partial(replace, jaxrl.PPO(exploration_bonus=name), **{path: 0.5})
         refused(call, "'gama'" if path.endswith("gama") else path)
-    refused(functools.partial(search_space, algo, {"exploration_bonus.gamma": Uniform(0.5, 1.5)}), "RND.gamma=1.5")
+    path = "exploration_bonus.gamma"
+    refused(functools.partial(search_space, algo, {path: Uniform(0.5, 1.5)}), f"PPO.{path}=1.5")
 
 
 def test_the_page_has_the_table_of_its_fields():

@@ -14,6 +14,7 @@ from helpers.continuous import (
 
 import jaxrl
 from jaxrl.algos import acting
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
@@ -23,7 +24,7 @@ KEY = jax.random.key(7)
 
 @pytest.mark.long
 def test_a_fixed_temperature_is_no_parameter_and_follows_its_schedule():
-    algo = SAC.replace(learn_temperature=False, temperature=jaxrl.schedules.Linear(1.0, 0.0))
+    algo = SAC.replace(temperature=Temperature(initial=jaxrl.schedules.Linear(1.0, 0.0), learned=False))
     assert initial(algo).log_temperature.params == ()
     assert algo.validate(SPEC, 4, 1) == []
     later = resolve_schedules(algo, jnp.float32(0.75))

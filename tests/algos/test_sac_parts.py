@@ -40,8 +40,11 @@ from scipy.special import log_softmax, softmax
 
 import jaxrl
 from jaxrl.algos import normalization, q_learning, soft_critics
+from jaxrl.algos.acting import Noise
+from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam, AdamW
 from jaxrl.algos.sac import ReturnScale
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec
@@ -60,7 +63,7 @@ from jaxrl.networks import (
 from jaxrl.run.presets import PRESETS
 
 ALPHA = 0.3
-FIELDS = ACTOR_CRITIC | {"temperature": ALPHA}
+FIELDS = ACTOR_CRITIC | {"temperature": Temperature(initial=ALPHA)}
 BOTH = np.concatenate([COUNTED, COUNTED])
 SUPPORT = np.linspace(-2.0, 2.0, 5)
 
@@ -332,7 +335,7 @@ def narrow(name, **fields):
         gamma=GAMMA,
         tau=TAU,
         n_step=3,
-        temperature=ALPHA,
+        temperature=Temperature(initial=ALPHA),
         optimizer=optimizer,
         learning_rate=rate if isinstance(rate, Linear | Cosine) else RATE,
         policy=dataclasses.replace(
@@ -447,7 +450,7 @@ def test_presets(name, fields):
     old = exact(state.policy.params)
     assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-5)
     close(new.policy.params, projected(descended(policy_loss, old, rate, decay)), 2e-5)
-    missing = mean(policy(old, policy_stats, acting, noise(key), acting_rows)[1]) + 2.0 * algo.target_entropy
+    missing = mean(policy(old, policy_stats, acting, noise(key), acting_rows)[1]) + 2.0 * algo.temperature.target
     close(new.log_temperature.params, stepped(np.log(ALPHA), -missing, rate, decay))
 
     # Between its steps policy and temperature stay, and the critics learn as ever.
@@ -466,8 +469,7 @@ def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
     algo = jaxrl.SAC(
         **QUICK,
         learning_rate=1e-3,
-        temperature=0.01,
-        target_entropy=-1.5,
+        temperature=Temperature(initial=0.01, target=-1.5),
         policy=Actor(torso=torso, widths=(), gain=None),
         critic=Critic(trunk=torso, widths=(), head=CategoricalValues(41, gain=None)),
         v_min=-5.0,
@@ -476,7 +478,7 @@ def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
         joint_policy=True,
         policy_delay=2,
         normalize_reward=True,
-        noise_hold=16,
+        noise=Noise(random_correlation=0.9, hold=16),
     )
     env = jaxrl.make("probe:ActionReward", continuous=True)
     whole = resumed(tmp_path, algo, env, 4_096, topology=jaxrl.Anakin(num_envs=8, devices=1))
@@ -493,8 +495,7 @@ def test_memory_goes_with_the_parts():
         joint_policy=True,
         tau=None,
         normalize_reward=True,
-        sequence_length=4,
-        burn_in=2,
+        memory=Memory(length=4, burn_in=2),
         capacity=256,
         min_size=64,
         batch_size=12,

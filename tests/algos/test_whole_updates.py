@@ -29,6 +29,7 @@ from helpers.oracle import affine, divergence, exact, gradient, layer_normed
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -130,7 +131,7 @@ def gae(data, values):
 
 PARTS = ("policy", "value")
 GAUSSIAN = {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2)}
-KL = {"objective": "kl", "kl_target": 0.05, "kl_cutoff_cost": 7.0, "initial_penalty": 1.5, "clip_value": False}
+KL = {"kl_penalty": KLPenalty(target=0.05, cutoff_cost=7.0, initial=1.5), "clip_value": False}
 PPO = {
     "clip": {},
     "kl": KL,
@@ -154,7 +155,7 @@ def divided_by_divergence(algo, rollout, acted, params):
     counted = data.acting[:, first].sum()
     near, mean = far[:, first].sum() / counted, far.sum() / data.acting.sum()
     assert near < 0.9 * mean and 2 * counted != data.acting.sum()
-    return algo.replace(kl_target=float(near + mean) / 4), rollout
+    return algo.replace(kl_penalty=algo.kl_penalty.replace(target=float(near + mean) / 4)), rollout
 
 
 @pytest.mark.parametrize(("name", "devices"), one_quick(CASES, ("clip", 1)))
@@ -183,13 +184,13 @@ def test_ppo(name, devices):
     def pieces(params):
         policy, values = policy_and_value(params, data.observation[:-1])
         ratio = np.exp(log_prob(policy, data.action) - old_log_prob)
-        if algo.objective == "clip":
+        if (penalty := algo.kl_penalty) is None:
             limited = np.clip(ratio, 1 - algo.clip, 1 + algo.clip)
             policy_loss = -(acting * np.minimum(ratio * advantages, limited * advantages)).sum()
         else:
             kl = (acting * divergence(old_policy, policy)).sum()
-            hinge = algo.kl_cutoff_cost * max(0.0, kl - 2 * algo.kl_target) ** 2
-            policy_loss = -(acting * ratio * advantages).sum() + algo.initial_penalty * kl + hinge
+            hinge = penalty.cutoff_cost * max(0.0, kl - 2 * penalty.target) ** 2
+            policy_loss = -(acting * ratio * advantages).sum() + penalty.initial * kl + hinge
         errors = (values - targets) ** 2
         if algo.clip_value:
             near = old_values + np.clip(values - old_values, -algo.clip, algo.clip)
@@ -210,10 +211,10 @@ def test_ppo(name, devices):
     expected, norms = stepped(params, loss, ("",) if algo.joint_grad_norm else PARTS, algo.max_grad_norm)
     new, info = (updated if devices == 1 else updated_on_two)(algo, state, rollout, spec)
     assert_is(new.network.params, info, expected, norms, metrics)
-    if algo.objective == "kl":
+    if algo.kl_penalty is not None:
         after = policy_and_value(expected, data.observation[:-1])[0]
         kl = (acting * divergence(old_policy, after)).sum()
-        assert kl > 1.3 * algo.kl_target
+        assert kl > 1.3 * algo.kl_penalty.target
         np.testing.assert_allclose(info.metrics["kl_after_update"], kl, rtol=1e-4)
         assert new.penalty == pytest.approx(1.5 * 1.5)
 

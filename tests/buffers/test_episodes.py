@@ -7,6 +7,7 @@ import pytest
 from helpers import programs
 
 import jaxrl
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.buffers.episode_buffer import EpisodeBuffer
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums, make_report
@@ -174,7 +175,9 @@ def test_a_batch_is_cut_behind_its_longest_episode():
 @pytest.mark.exact
 def test_a_run_goes_on_in_the_middle_of_episodes(tmp_path):
     """As the run that was not interrupted, bit for bit, and all that is not still going on is learned from."""
-    algo = programs.PPO.replace(whole_episodes=8, max_episode_length=12, rollout_length=14, learning_rate=1e-2)
+    algo = programs.PPO.replace(
+        whole_episodes=WholeEpisodes(episodes=8, max_length=12), rollout_length=14, learning_rate=1e-2
+    )
     settings = {"num_envs": programs.NUM_ENVS, "progress": False, "evaluate_every": 0, "evaluation_episodes": 2}
     rows = 14 * programs.NUM_ENVS
     whole = jaxrl.train(algo, programs.ENV, total_steps=6 * rows, **settings)
@@ -187,14 +190,16 @@ def test_a_run_goes_on_in_the_middle_of_episodes(tmp_path):
     assert lived - 2 * 8 * 12 <= learned <= lived, "all but what goes on, and what waits for a batch"
 
 
-@pytest.mark.parametrize(("fields", "shards"), [({}, 8), ({"whole_episodes": 8, "max_episode_length": 2**20 - 3}, 1)])
+@pytest.mark.parametrize(
+    ("fields", "shards"), [({}, 8), ({"whole_episodes": WholeEpisodes(episodes=8, max_length=2**20 - 3)}, 1)]
+)
 def test_shards_are_few_where_a_batch_waits_for_each(fields, shards):
     algo = programs.PPO.replace(**fields)
     assert jaxrl.Anakin(num_envs=8, devices=1).bind(algo, programs.ENV).layout.shards == shards
 
 
 def test_room_that_cannot_be_is_refused_at_once():
-    algo = programs.PPO.replace(whole_episodes=8, max_episode_length=2**31 - 1)
+    algo = programs.PPO.replace(whole_episodes=WholeEpisodes(episodes=8, max_length=2**31 - 1))
     with pytest.raises(ConfigError, match="2,147,483,647 transitions"):
         jaxrl.Anakin(num_envs=8, devices=1).bind(algo, programs.ENV)
 

@@ -29,7 +29,9 @@ from helpers.strict_json import read_json
 from PIL import Image
 
 import jaxrl
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.cli import fields, flags, main, run_summary, runs, table, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
@@ -442,7 +444,7 @@ RUN = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9"]
 
 def test_every_field_of_an_algorithm_can_be_set():
     given = ["--clip=linear:0.2:0.1", "--value-learning-rate", "1e-3", "--max-grad-norm", "none", "--epochs", "2"]
-    given += ["--no-clip-value", "--whole-episodes", "8", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
+    given += ["--no-clip-value", "--whole-episodes", "8", "--kl-penalty", "0.02", "--optimizer", "rmsprop:0.9:eps=1e-3"]
     given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
     _, changed = read([*RUN, *given])
     assert changed == jaxrl.PPO(
@@ -451,8 +453,8 @@ def test_every_field_of_an_algorithm_can_be_set():
         max_grad_norm=None,
         epochs=2,
         clip_value=False,
-        whole_episodes=8,
-        objective="kl",
+        whole_episodes=WholeEpisodes(episodes=8),
+        kl_penalty=KLPenalty(target=0.02),
         optimizer=type(changed.optimizer)(decay=0.9, eps=1e-3),
         network=jaxrl.networks.ActorCritic(torso=MLP((32, 16), "relu"), core=GRU(8), shared=True),
     )

@@ -89,7 +89,7 @@ def test_the_help_offers_what_the_algorithm_takes(name, field):
     flags = {flag.name: flag for flag in table.algorithm_flags(name)[0]}
     if field not in flags:
         return
-    algo = jaxrl.make_algorithm(name, storage="table", **({"prioritized": False} if "prioritized" in flags else {}))
+    algo = jaxrl.make_algorithm(name, storage="table", **({"prioritized": None} if "prioritized" in flags else {}))
     spec = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Discrete(2))
     rules = registry.registered("sampler")
     taken = [

@@ -61,13 +61,6 @@ def test_algorithms(name):
     assert jax.tree.structure(back) == jax.tree.structure(algo), "the same program, from the same cache"
 
 
-def test_what_was_written_before_a_field_existed_means_what_it_meant_then():
-    """R2D2 gave new sequences the largest priority: a run of that time goes on so, or is told of the difference."""
-    written = encode(jaxrl.R2D2())
-    assert written.pop("initial_priorities") == "td_error"
-    assert decode(written).initial_priorities == "max" and decode(encode(jaxrl.R2D2())) == jaxrl.R2D2()
-
-
 @pytest.mark.parametrize(
     "topology", [jaxrl.Anakin(num_envs=12, devices=2), jaxrl.Anakin(shards=None), jaxrl.Sebulba(num_envs=3)], ids=repr
 )

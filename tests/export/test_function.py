@@ -13,6 +13,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import networks
+from jaxrl.algos.fields import Memory
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, env_spec
@@ -37,8 +38,7 @@ RECURRENT = {
     "sac": jaxrl.SAC(
         policy=networks.Actor(torso=SMALL, core=networks.GRU(8)),
         critic=networks.Critic(torso=SMALL, core=networks.GRU(8)),
-        sequence_length=6,
-        burn_in=2,
+        memory=Memory(length=6, burn_in=2),
     ),
 }
 

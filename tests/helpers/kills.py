@@ -24,7 +24,7 @@ from jaxrl.run.loop import run_loop
 
 # A table so small that most items are removed, a ring of which the items with the lowest
 # priority are drawn, and views of a ring, one of which holds few items of high priority.
-UNPRIORITIZED = programs.DQN.replace(prioritized=False)
+UNPRIORITIZED = programs.DQN.replace(prioritized=None)
 TABLE = UNPRIORITIZED.replace(
     storage="table", capacity=programs.NUM_ENVS * 20, sampler=Lifo(), remover=MaxHeap(), max_times_sampled=4
 )

@@ -5,14 +5,21 @@ import dataclasses
 import jax
 from jax.interpreters import partial_eval
 
-from jaxrl.algos.base import has_effect
+from jaxrl.algos.base import has_effect, owner_at, parts, replace
+from jaxrl.algos.fields import PrioritizedReplay
+from jaxrl.algos.kl_penalty import KLPenalty
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam, RMSProp
 from jaxrl.core.sources import FrameStack, Lifo, View
 from jaxrl.networks import MLP, Actor, Critic
 
-OPTIONAL = ("policy_learning_rate", "lagrange_threshold", "temperature_learning_rate", "discriminator_learning_rate")
+OPTIONAL = ("policy_learning_rate", "lagrange_threshold", "discriminator_learning_rate")
+PARTS = ("kl_penalty", "prioritized", "whole_episodes")
 OTHER = {
-    "objective": "kl",
+    "kl_penalty": KLPenalty(),
+    "prioritized": PrioritizedReplay(),
+    "episodes": 4,
+    "max_length": 500,
     "policy_loss": lambda log_ratio, advantage, clip: -log_ratio * advantage,
     "reduction": "mean",
     "reward_clipping": "abs_one",
@@ -29,19 +36,19 @@ OTHER = {
     "samples_per_insert": 24,
     "storage": "table",
     "replay_memory": "host",
-    "whole_episodes": 8,
+    "whole_episodes": WholeEpisodes(episodes=8),
     "sampler": Lifo(),
     "remover": Lifo(),
     "max_times_sampled": 3,
     "newest": 2,
     "view": View(2, Lifo()),
     "random_persistence": 0.5,
-    "sequence_length": 6,
+    "length": 6,
     "burn_in": 4,
     "time_reduction": "sum",
-    "noise_correlation": 0.5,
+    "correlation": 0.5,
     "random_correlation": 0.6,
-    "noise_hold": 4,
+    "hold": 4,
     "reset_at": (2, 5),
     "target_value": "mean",
     "policy_value": "mean",
@@ -55,13 +62,15 @@ OTHER = {
 
 
 def static_fields(algo):
-    """Return the names of the fields that are part of the program."""
-    return {field.name for field in dataclasses.fields(algo) if not field.metadata.get("pytree_node", True)}
+    """Return the paths of the fields that are part of the program, and of the parts' fields that are."""
+    own = {field.name for field in dataclasses.fields(algo) if not field.metadata.get("pytree_node", True)}
+    return own | {f"{name}.{path}" for name, part in parts(algo).items() for path in static_fields(part)}
 
 
-def with_another(algo, name):
-    """Return the algorithm with another value of a field."""
-    value = getattr(algo, name)
+def with_another(algo, path):
+    """Return the algorithm with another value of the field at a dotted path."""
+    owner, name = owner_at(algo, path)
+    value = getattr(owner, name)
     if isinstance(value, bool):
         other = not value
     elif isinstance(value, Actor | Critic):
@@ -75,7 +84,7 @@ def with_another(algo, name):
     else:
         other = OTHER[name]
     assert other != value, name
-    return algo.replace(**{name: other})
+    return replace(algo, **{path: other})
 
 
 def assert_numbers_count(algo, program, elsewhere):
@@ -89,7 +98,12 @@ def assert_numbers_count(algo, program, elsewhere):
     used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1]
     leaves = jax.tree_util.tree_leaves_with_path(algo)
     paths = [path for (path, _), hit in zip(leaves, used[: len(leaves)], strict=True) if not hit]
-    unused = {path[0].name for path in paths}  # a schedule has several leaves
-    names = {field.name for field in dataclasses.fields(algo)} - static_fields(algo)
-    idle = {name for name in names if not has_effect(algo, name) and getattr(algo, name) is not None}
+    within = parts(algo)
+    # A schedule has several leaves.
+    unused = {".".join(key.name for key in path[: 1 + (path[0].name in within)]) for path in paths}
+    idle = set()
+    for prefix, owner in {"": algo, **{f"{name}.": part for name, part in within.items()}}.items():
+        names = {field.name for field in dataclasses.fields(owner)} - static_fields(owner)
+        names = {name for name in names if not has_effect(owner, name) and getattr(owner, name) is not None}
+        idle |= {prefix + name for name in names}
     assert unused - elsewhere == idle - elsewhere

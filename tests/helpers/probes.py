@@ -8,6 +8,7 @@ import numpy as np
 
 import jaxrl
 from jaxrl import envs, networks
+from jaxrl.algos.temperature import Temperature
 from jaxrl.parallel import program as compiled
 
 GAMMA = 0.9
@@ -23,7 +24,7 @@ TRUTH = {
 SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
 POLICY, CRITIC = networks.Actor(widths=(32,)), networks.Critic(widths=(32,))
 ONE_CRITIC = networks.Critic(widths=(32,), ensemble=1)
-CALM = {"learn_temperature": False, "temperature": 1e-3}  # all but 0, so that values are of the reward alone
+CALM = {"temperature": Temperature(initial=1e-3, learned=False)}  # all but 0, so that values are of the reward alone
 # Of 1 and of 10 together a support has to be wide: 121 atoms, 0.13 apart. Of an observation of 0 only biases learn, in
 # small steps.
 REPPO = jaxrl.REPPO(

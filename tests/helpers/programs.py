@@ -12,6 +12,7 @@ from flax import struct
 
 import jaxrl
 from jaxrl import networks
+from jaxrl.algos.fields import Memory, PrioritizedReplay
 from jaxrl.algos.optimizers import Adam
 
 SMALL = networks.MLP((16,))
@@ -40,12 +41,12 @@ RECURRENT_PPO = PPO.replace(
 # The replay wraps before the tenth update; the first iteration only fills it.
 REPLAY = {"rollout_length": 8, "capacity": NUM_ENVS * 32, "min_size": NUM_ENVS * 16, "batch_size": 32}
 REPLAY |= {"replay_ratio": 2 / ROWS}
-SEQUENCES = REPLAY | {"batch_size": 8, "replay_ratio": 1 / ROWS, "sequence_length": 6, "burn_in": 2}
+SEQUENCES = REPLAY | {"batch_size": 8, "replay_ratio": 1 / ROWS, "memory": Memory(length=6, burn_in=2)}
 DQN = jaxrl.DQN(
     **REPLAY,
     learning_rate=1e-2,
     n_step=3,
-    prioritized=True,
+    prioritized=PrioritizedReplay(),
     target_period=3,
     network=networks.QNetwork(torso=SMALL),
 )

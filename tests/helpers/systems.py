@@ -60,8 +60,8 @@ def shortened(line):
                 length = LONGEST
                 added |= {"--rollout-length": length}
             steps = published.topology["num_envs"] * length
-            if getattr(published.algorithm, "whole_episodes", 0):
-                added |= {"--whole-episodes": 2, "--max-episode-length": length}
+            if getattr(published.algorithm, "whole_episodes", None):
+                added |= {"--whole-episodes": f"episodes=2:max_length={length}"}
                 steps *= 2  # by then every environment completed an episode
             if hasattr(published.algorithm, "min_size"):
                 least = max(steps, 1_000)
@@ -70,6 +70,6 @@ def shortened(line):
             added |= {"--total-steps": steps, "--evaluate-every": 0}
         else:
             added |= {"--total-steps": 50 if "--eval-env" in words else 1_200}
-            added |= {"--max-episode-length": 40} if "--whole-episodes" in words else {}
+            words = [re.sub(r"max_length=\d+", "max_length=40", word) for word in words]
     further = [str(word) for pair in added.items() for word in pair if word is not None]
     return dict(variable.split("=") for variable in variables), words + further

@@ -12,6 +12,9 @@ import jax
 from golden.make_programs import of_data
 
 import jaxrl
+from jaxrl.algos.acting import Noise
+from jaxrl.algos.fields import Memory, PrioritizedReplay
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core import sources
 from jaxrl.core.types import env_spec
 from jaxrl.networks import GRU, MLP, Actor, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
@@ -19,7 +22,13 @@ from jaxrl.parallel.experience import learns_from_dataset
 
 DISCRETE, CONTINUOUS = "gymnax:CartPole-v1", "gymnax:Pendulum-v1"
 SMALL = {"min_size": 8, "batch_size": 8, "capacity": 64}
-SEQUENCES = {"min_size": 32, "batch_size": 4, "capacity": 512, "sequence_length": 6, "burn_in": 2, "rollout_length": 4}
+SEQUENCES = {
+    "min_size": 32,
+    "batch_size": 4,
+    "capacity": 512,
+    "memory": Memory(length=6, burn_in=2),
+    "rollout_length": 4,
+}
 TORSO = MLP((8,))
 
 
@@ -35,28 +44,28 @@ def _by_default():
 def _kinds_of_replay():
     lifo = {"sampler": sources.Lifo(), "remover": sources.Lifo(), "max_times_sampled": 2}
     recurrent = QNetwork(torso=TORSO, core=GRU(8))
-    yield "prioritized", jaxrl.DQN(**SMALL, prioritized=True), DISCRETE
+    yield "prioritized", jaxrl.DQN(**SMALL, prioritized=PrioritizedReplay()), DISCRETE
     yield "first in first out", jaxrl.DQN(**SMALL, sampler=sources.Fifo()), DISCRETE
     yield "table", jaxrl.DQN(**SMALL, storage="table", **lifo), DISCRETE
-    yield "table by priority", jaxrl.DQN(**SMALL, storage="table", prioritized=True), DISCRETE
+    yield "table by priority", jaxrl.DQN(**SMALL, storage="table", prioritized=PrioritizedReplay()), DISCRETE
     yield "heap", jaxrl.DQN(**SMALL, storage="table", sampler=sources.MinHeap()), DISCRETE
     yield "flashbax", jaxrl.DQN(**SMALL, storage="flashbax", n_step=1), DISCRETE
     yield "frames", jaxrl.DQN(**SMALL), "gymnax:Breakout-MinAtar"
     yield "table of sequences", jaxrl.R2D2(network=recurrent, storage="table", **SEQUENCES), DISCRETE
     yield "sequences", jaxrl.SAC(**SEQUENCES, policy=Actor(core=GRU(8)), critic=Critic(core=GRU(8))), CONTINUOUS
     yield "newest", jaxrl.SAC(**SMALL, newest=2), CONTINUOUS
-    yield "priorities of a categorical head", jaxrl.D4PG(**SMALL, prioritized=True), CONTINUOUS
+    yield "priorities of a categorical head", jaxrl.D4PG(**SMALL), CONTINUOUS
 
 
 def _other_state():
     noisy = QNetwork(torso=TORSO, head=CategoricalValues(noisy=True))
-    yield "noise", jaxrl.SAC(**SMALL, normalize_observation=True, noise_correlation=0.5), CONTINUOUS
+    yield "noise", jaxrl.SAC(**SMALL, normalize_observation=True, noise=Noise(correlation=0.5)), CONTINUOUS
     yield "noisy layers", jaxrl.DQN(**SMALL, network=noisy), DISCRETE
     yield "quantiles", jaxrl.DQN(**SMALL, network=QNetwork(torso=TORSO, head=QuantileValues())), DISCRETE
     yield "random actions that go on", jaxrl.DQN(**SMALL, random_persistence=0.5), DISCRETE
     yield "batch normalization", jaxrl.SAC(**SMALL, critic=Critic(normalization="batch")), CONTINUOUS
     yield "statistics", jaxrl.PPO(normalize_observation=True, normalize_reward=True), CONTINUOUS
-    yield "whole episodes", jaxrl.PPO(whole_episodes=8, max_episode_length=100), DISCRETE
+    yield "whole episodes", jaxrl.PPO(whole_episodes=WholeEpisodes(episodes=8, max_length=100)), DISCRETE
     yield "a recurrent policy", jaxrl.PPO(network=ActorCritic(torso=TORSO, core=GRU(8))), DISCRETE
     yield "brax", jaxrl.SAC(**SMALL), "brax:fast"
 

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 import jaxrl
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import Actor, ActorCritic, Critic, NatureCNN
 from jaxrl.run.presets import PRESETS
@@ -75,15 +76,15 @@ def test_the_kl_penalty_in_halfcheetah(trained):
     clip, kl = (
         trained(
             f"halfcheetah-defaults-{objective}",
-            jaxrl.PPO(objective=objective),
+            jaxrl.PPO(kl_penalty=part),
             "envpool:HalfCheetah-v4",
             1_000_000,
             5,
             1443,
             CLEANRL,
-            f"ppo --objective {objective}",
+            f"ppo{' --kl-penalty' if part else ''}",
         )
-        for objective in ("clip", "kl")
+        for objective, part in {"clip": None, "kl": KLPenalty()}.items()
     )
     assert kl.mean() >= np.percentile(clip, 25)
 

@@ -11,6 +11,7 @@ import pytest
 from helpers.experts import EXPERT, NARROW, PENDULUM, figures
 
 import jaxrl
+from jaxrl.algos.acting import Noise
 
 SEEDS, EPISODES, STEPS = 5, 20, 10_000
 IMITATING = {
@@ -62,7 +63,7 @@ TASKS = {
     "pendulum": Task(PENDULUM, EXPERT, 15_000, EXPERT, -200.0, share=1.25),
     # The goal alone has a reward. With random actions that are independent from step to step, as SAC was published, no
     # episode comes upon it; with those of jaxrl's defaults they do.
-    "mountaincarcontinuous": Task(CONTINUOUS, jaxrl.SAC(), 15_000, jaxrl.SAC(random_correlation=None), 90.0),
+    "mountaincarcontinuous": Task(CONTINUOUS, jaxrl.SAC(), 15_000, jaxrl.SAC(noise=Noise()), 90.0),
     "mountaincarcontinuous-defaults": Task(CONTINUOUS, jaxrl.SAC(), 15_000, jaxrl.SAC(), 90.0, share=1.25),
     "mountaincar-dqn": Task(
         "gymnax:MountainCar-v0", jaxrl.DQN(), 500_000, jaxrl.DQN(), -130.0, most=500_000, evaluate_every=10_000

@@ -9,6 +9,7 @@ from helpers.experts import figures
 
 import jaxrl
 from jaxrl import spaces
+from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core.schedules import Linear
 from jaxrl.envs.episode import restart, transition
@@ -72,7 +73,7 @@ def q_learning(algorithm, core, **fields):
 
 
 def test_r2d2_remembers():
-    algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8)
+    algo = q_learning(jaxrl.R2D2, GRU(32), memory=Memory(length=25, burn_in=8))
     assert memory(algo, 80_000).min() >= 0.9
 
 
@@ -82,7 +83,9 @@ def test_r2d2_with_and_without_initial_priorities(record_rows):
     rows = []
     for total_steps in (40_000, 80_000):
         for initial_priorities in ("td_error", "max"):
-            algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8, initial_priorities=initial_priorities)
+            algo = q_learning(
+                jaxrl.R2D2, GRU(32), memory=Memory(length=25, burn_in=8), initial_priorities=initial_priorities
+            )
             row = {"initial_priorities": initial_priorities, "total_steps": total_steps}
             rows.append(row | figures(memory(algo, total_steps)[0]))
     record_rows("r2d2-initial-priorities", rows)
@@ -91,7 +94,7 @@ def test_r2d2_with_and_without_initial_priorities(record_rows):
 
 @pytest.mark.learning
 def test_recurrent_dqn_remembers():
-    algo = q_learning(jaxrl.DQN, GRU(32), sequence_length=25, n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
+    algo = q_learning(jaxrl.DQN, GRU(32), memory=Memory(length=25, burn_in=0), n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
     assert memory(algo, 80_000).min() >= 0.9
 
 
@@ -176,8 +179,7 @@ def test_sac_where_the_policy_alone_remembers_and_the_critics_alone_know():
     algo = jaxrl.SAC(
         policy=Actor(widths=(32,), core=GRU(16), observation_keys=("seen",)),
         critic=Critic(widths=(64,), observation_keys=("state",)),
-        sequence_length=5,
-        burn_in=LENGTH,
+        memory=Memory(length=5, burn_in=LENGTH),
         learning_rate=3e-3,
         batch_size=128,
         capacity=8_192,

@@ -11,6 +11,8 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl import envs, networks
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.fields import Memory
+from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.types import NetworkInputs
 
@@ -101,8 +103,7 @@ LIMITED = {
         jaxrl.R2D2(
             **FALLING,
             network=networks.QNetwork(SMALL, core=networks.GRU(16)),
-            sequence_length=9,
-            burn_in=4,
+            memory=Memory(length=9, burn_in=4),
             target_period=5,
             **REPLAY,
         ),
@@ -149,7 +150,7 @@ COMPOSITE = {
         PPO.replace(network=networks.ActorCritic(SMALL, networks.GRU(16), shared=True, previous_action=True)),
         100,
     ),
-    "kl_ppo": (PPO.replace(objective="kl"), 100),
+    "kl_ppo": (PPO.replace(kl_penalty=KLPenalty()), 100),
     "a2c": (A2C, 400),
     "impala": (IMPALA, 400),
     "vmpo": (ALGORITHMS["vmpo"][0], 400),

@@ -11,6 +11,7 @@ from helpers.golden import FOLDER
 
 import jaxrl
 from jaxrl import networks
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core import spaces
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError
@@ -222,7 +223,7 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
     preset = PRESETS["batchppo-recurrent"]
     result = jaxrl.train(
         preset.algorithm.replace(
-            rollout_length=17, whole_episodes=8, max_episode_length=16, epochs=4, learning_rate=1e-3
+            rollout_length=17, whole_episodes=WholeEpisodes(episodes=8, max_length=16), epochs=4, learning_rate=1e-3
         ),
         jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=16),
         total_steps=8 * 17 * 4,

@@ -52,7 +52,7 @@ VIEWS = [
 @pytest.mark.long
 @pytest.mark.parametrize("choices", [pytest.param(x, id=name(x)) for x in TABLE + RING] + VIEWS)
 def test_interrupted_and_started_again(choices, tmp_path):
-    algo = DQN.replace(prioritized=False, **choices)
+    algo = DQN.replace(prioritized=None, **choices)
 
     def train(run_dir=None, loggers=()):
         settings = {"total_steps": ITERATIONS * ROWS, "checkpoint_every": ROWS, "evaluation_episodes": NUM_ENVS}
@@ -74,7 +74,7 @@ def test_interrupted_and_started_again(choices, tmp_path):
 @pytest.mark.long
 def test_a_replay_that_was_saved_otherwise_is_refused_with_a_way_to_go_on(tmp_path):
     """As by an earlier version, which kept less of it."""
-    algo = DQN.replace(prioritized=False, sampler=Lifo(), max_times_sampled=3)
+    algo = DQN.replace(prioritized=None, sampler=Lifo(), max_times_sampled=3)
     settings = {"algo": algo, "evaluation_episodes": NUM_ENVS}
     before = programs.train(tmp_path / "before", total_steps=3 * ROWS, **settings)
     saved = tmp_path / "before" / "checkpoints" / f"{3 * ROWS:012d}"

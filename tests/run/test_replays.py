@@ -317,12 +317,12 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
 
 STORAGES = {
     "table": (
-        DQN.replace(storage="table", n_step=1, prioritized=False, sampler=MaxHeap(), remover=MinHeap()),
+        DQN.replace(storage="table", n_step=1, prioritized=None, sampler=MaxHeap(), remover=MinHeap()),
         ["replay"],
     ),
     "table of sequences": (R2D2.replace(storage="table"), ["replay"]),
     "views": (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
-    "a view of all": (DQN.replace(prioritized=False, view=View(4)), ["replay", "view"]),
+    "a view of all": (DQN.replace(prioritized=None, view=View(4)), ["replay", "view"]),
     "flashbax": (DQN.replace(storage="flashbax", n_step=1), ["replay"]),
 }
 

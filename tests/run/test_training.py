@@ -18,6 +18,7 @@ from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import envs
+from jaxrl.algos.fields import Memory
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import env_spec
@@ -518,7 +519,7 @@ def test_updates_come_one_by_one_unless_told():
     lengths = [jaxrl.DQN(replay_ratio=0.25).resolve(spec, num_envs).rollout_length for num_envs in (0, 1, 2, 4, 64)]
     assert lengths == [4, 4, 2, 1, 1]
     assert jaxrl.DQN(rollout_length=7).resolve(spec, 1).rollout_length == 7
-    sequences = jaxrl.DQN(network=QNetwork(core=GRU(4)), sequence_length=20)
+    sequences = jaxrl.DQN(network=QNetwork(core=GRU(4)), memory=Memory(length=20))
     assert [sequences.replace(replay_ratio=ratio).resolve(spec, 8).rollout_length for ratio in (1.0, 1e-3)] == [5, 5]
     assert jaxrl.DQN(replay_ratio=1e-5).resolve(spec, 1).rollout_length == 128
     assert jaxrl.SAC(rollout_length=0).resolve(spec, 1).rollout_length == 0  # and refused

@@ -215,7 +215,7 @@ def test_a_copy_has_the_learner_of_another_and_its_own_environments(copy_replay,
 
     monkeypatch.setattr(Population, "step", remembered)
     monkeypatch.setattr(VectorizedRuns, "evaluate", noted)
-    space = {"learning_rate": SPACE["learning_rate"], "gamma": 0.99, "max_grad_norm": 10.0, "priority_exponent": 0.6}
+    space = {"learning_rate": SPACE["learning_rate"], "gamma": 0.99, "max_grad_norm": 10.0, "prioritized.exponent": 0.6}
     result = population(algo=DQN, target_update=1.0, copy_replay=copy_replay, score="evaluation", **space)
     for (before, after), parents in zip(seen, result.lineage.parents, strict=True):
         assert_equal(jax.tree.map(lambda x, p=parents: x[p], before.learner), after.learner)

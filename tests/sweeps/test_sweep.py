@@ -375,7 +375,7 @@ def test_a_sweep_does_not_write_through_a_link(tmp_path):
 @pytest.mark.parametrize("mapping", ["vmap", "in_turn"])
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
-    runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritized=False)
+    runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritized=None)
     many = VectorizedRuns(anakin().bind(big, ENV), 1, mapping, runs)
     algos = many.stack([big.replace(learning_rate=1e-2)] * runs)
     keys = many.stack([jax.random.key(seed) for seed in range(runs)])

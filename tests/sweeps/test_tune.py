@@ -15,6 +15,7 @@ from helpers.readers import outcome
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
+from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, PeerError, RunDirectoryError
 from jaxrl.core.sources import Dataset
 from jaxrl.run.directory import checkpoint
@@ -46,7 +47,13 @@ def test_every_algorithm_has_a_space_of_traced_fields(name):
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
         assert name not in SPACES, "it cannot be tuned, as a search takes no dataset"
         return
-    traced = {field.name for field in dataclasses.fields(algo) if field.metadata.get("pytree_node", True)}
+    owners = {"": algo, "prioritized.": PrioritizedReplay()}
+    traced = {
+        path + field.name
+        for path, owner in owners.items()
+        for field in dataclasses.fields(owner)
+        if field.metadata.get("pytree_node", True)
+    }
     fixed, ranges = search_space(algo, {})
     assert set(SPACES.get(name, {})) <= traced and not fixed
     assert {"learning_rate", "gamma"} <= set(ranges), "every value of a range is one of the field, else this raises"
@@ -59,8 +66,8 @@ def test_what_a_call_changes_of_the_table():
     assert fixed == {"gamma": 0.9}
     assert set(ranges) == (set(SPACES["ppo"]) | {"rollout_length"}) - {"gamma", "clip"}
     assert ranges["learning_rate"] == jaxrl.Uniform(1e-4, 1e-3) and ranges["rollout_length"] == [16, 32]
-    assert "priority_exponent" not in search_space(jaxrl.DQN(), {})[1], "it has no effect there"
-    assert "priority_exponent" in search_space(jaxrl.DQN(prioritized=True), {})[1]
+    assert "prioritized.exponent" not in search_space(jaxrl.DQN(), {})[1], "it has no effect there"
+    assert "prioritized.exponent" in search_space(jaxrl.DQN(prioritized=PrioritizedReplay()), {})[1]
 
 
 # --- the study, without any training -------------------------------------------------------------------------------

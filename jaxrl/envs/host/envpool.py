@@ -105,8 +105,6 @@ class EnvPoolRecipe(LibraryRecipe):
           ConfigError: `make` does not accept an option, an option names a program or a file, or a value has a wrong
             type.
         """
-        # Earlier versions wrote `no_restart` to files.
-        parameters = {key: value for key, value in parameters.items() if key != "no_restart"}
         if strange := sorted(parameters.keys() & _RESERVED.keys()):
             raise ConfigError([f"envpool:{name} does not accept {key}: {_RESERVED[key]}" for key in strange])
         if by_hand := sorted(parameters.keys() & set(_BY_HAND)):

@@ -5,7 +5,7 @@ be combined in any order, inside or outside an auto-reset, unless documented oth
 """
 
 from jaxrl.core import registry
-from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, TimeLimit, with_auto_reset
+from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, TimeLimit
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
 from jaxrl.envs.wrappers.randomization import RandomParameters
@@ -26,7 +26,6 @@ __all__ = [
     "ScaleReward",
     "StickyActions",
     "TimeLimit",
-    "with_auto_reset",
 ]
 
 
@@ -34,20 +33,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-registry.add(
-    "wrapper",
-    ActionRepeat,
-    AutoReset,
-    ClipAction,
-    ClipReward,
-    EpisodeStatistics,
-    Flatten,
-    FrameStack,
-    Hide,
-    PooledReset,
-    RandomParameters,
-    RescaleAction,
-    ScaleReward,
-    StickyActions,
-    TimeLimit,
-)
+registry.add("wrapper", *(globals()[name] for name in __all__))

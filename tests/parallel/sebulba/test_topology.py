@@ -25,6 +25,7 @@ from helpers.programs import (
 from helpers.strict_json import read_json
 
 import jaxrl
+from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
@@ -210,7 +211,7 @@ def test_whole_episodes_go_on_after_a_resume(tmp_path):
     """A Gymnasium environment forgets, so that the episodes that were going on are left out."""
     env = jaxrl.make("gymnasium:host_probes:Parts-v0", workers=1)
     algo = ALGORITHMS["ppo"].replace(
-        whole_episodes=NUM_ENVS, max_episode_length=6, rollout_length=6, learning_rate=1e-2
+        whole_episodes=WholeEpisodes(episodes=NUM_ENVS, max_length=6), rollout_length=6, learning_rate=1e-2
     )
     settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lag=0), "progress": False}
     settings |= {"evaluate_every": 0, "evaluation_episodes": 4}
