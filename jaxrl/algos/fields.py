@@ -31,9 +31,7 @@ from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
     FrameStack,
     Lifo,
-    PlainRemover,
     PlainSampler,
-    Remover,
     Sampler,
     Sequence,
     Source,
@@ -275,18 +273,13 @@ class StorageFields:
     samples_per_insert: float | None = static(
         None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
     )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring",
-        choices=("ring", "table", "flashbax"),
-        help="ring buffer of rows, table of items, or flashbax (one-step only)",
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="ring buffer of rows, or flashbax (one-step only)"
     )
     replay_memory: Literal["device", "host"] = static(
         "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
     )
     sampler: Sampler | None = static(None, help="selection rule for sampling items; None: uniform")
-    remover: Remover | None = static(
-        None, help="selection rule for removing items from a full table; None: oldest first"
-    )
     max_times_sampled: int = static(
         0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
     )
@@ -329,7 +322,6 @@ class StorageFields:
             storage=self.storage,
             replay_memory=self.replay_memory,
             sampler=self.sampler or sampler or Uniform(),
-            remover=self.remover,
             max_times_sampled=self.max_times_sampled,
         )
 
@@ -348,19 +340,18 @@ class StorageFields:
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
         name, found = type(self).__name__, []
-        by_priorities = isinstance(self, PrioritizedFields)
-        for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
-            rule, known = getattr(self, field), rules if by_priorities else plain
-            if rule is None or isinstance(rule, known):
-                continue
+        known = Sampler if isinstance(self, PrioritizedFields) else PlainSampler
+        if not isinstance(self.sampler, known | None):
             names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
-            if isinstance(rule, rules):
+            if isinstance(self.sampler, Sampler):
                 found.append(
-                    f"{name}.{field}={rule!r} needs priorities, but {name} returns none; use one of {names}, or "
-                    "another algorithm: DQN, R2D2 or D4PG"
+                    f"{name}.sampler={self.sampler!r} needs priorities, but {name} returns none; use one of {names}, "
+                    "or another algorithm: DQN, R2D2 or D4PG"
                 )
             else:
-                found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
+                found.append(
+                    f"{name}.sampler={self.sampler!r:.80} is not one of {names} of jaxrl.core.sources, or None"
+                )
         if isinstance(self.sampler, sources.Prioritized):
             found += [f"{name}.sampler={self.sampler!r:.120}: {line}" for line in self.sampler.problems()]
         ratio, samples = self.replay_ratio, self.samples_per_insert
@@ -380,7 +371,6 @@ class ReplayFields(StorageFields):
     """Replay without priorities."""
 
     sampler: PlainSampler | None = changed(None)
-    remover: PlainRemover | None = changed(None)
 
 
 @field_group

@@ -40,17 +40,10 @@ def _problems(sources, name, num_envs, rollout, shards):
         found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
     if source.batch_size % shards:
         found.append(f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple")
-    if source.storage == "table" or index.bounded(source):
+    if index.bounded(source):
         found += _item_problems(source, shards)
-    if source.storage == "table":
-        if source.over is not None or any(other.over == name for other in sources.values()):
-            found.append("storage='table' stores items, but sources can only share rows (over=); use storage='ring'")
-        return found
     if source.over is None and source.remover not in (None, Fifo()):
-        found.append(
-            f"remover={source.remover!r} needs storage='table', or a view (over=); with storage={source.storage!r} the "
-            "oldest rows are removed"
-        )
+        found.append(f"remover={source.remover!r} needs a view (over=); a ring removes its oldest rows")
     # In addition to the rollout being written, the ring must hold the rows of one item; slots are whole rollouts.
     rows = source.lookahead + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs

@@ -118,6 +118,7 @@ _ELSEWHERE = {
     "priority_exponent": "prioritized",
     "q_lr": "learning_rate",
     "random_correlation": "noise",
+    "remover": "view",
     "sequence_length": "memory",
     "target_entropy": "temperature",
     "target_network_frequency": "target_period",

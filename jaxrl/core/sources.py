@@ -135,9 +135,8 @@ class MaxHeap:
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
-# Rules that do not depend on priorities, for algorithms that do not return priorities.
+# Samplers that do not depend on priorities, for algorithms that do not return priorities.
 PlainSampler = Uniform | Fifo | Lifo
-PlainRemover = Fifo | Lifo
 
 
 def by_priority(*rules: Sampler | None) -> bool:
@@ -213,8 +212,7 @@ class Replay:
     """Off-policy source: transitions, or sequences if `sequence` is set, sampled from stored experience.
 
     Args:
-      capacity: maximum number of rows over all environments, or of items with `storage="table"`, or with `over` and a
-        remover.
+      capacity: maximum number of rows over all environments, or of items with `over` and a remover.
       batch_size: items per update, over all devices.
       min_size: rows to store before the first update, which also waits until every environment has enough rows for one
         item.
@@ -230,12 +228,10 @@ class Replay:
       over: name of another replay source whose rows this source samples instead of storing rows. The other source's
         `extras`, `frame_stack`, `replay_memory` and `capacity` in rows apply. Items whose rows the other source
         overwrites are removed.
-      storage: "ring": stores rows and supports everything above; "table": stores whole items separately, as in Reverb's
-        tables, which is slower but supports a `remover`; "flashbax": flashbax's flat buffers, for one-step transitions
-        sampled uniformly or by priority.
-      remover: rule for removing items from a full table; None: oldest first. With `over`, this source holds at most
-        `capacity` items and removes others by this rule; None: it holds all items that begin in the rows. A full ring
-        overwrites its oldest rows.
+      storage: "ring": stores rows and supports everything above; "flashbax": flashbax's flat buffers, for one-step
+        transitions sampled uniformly or by priority.
+      remover: with `over`, this source holds at most `capacity` items and removes others by this rule; None: it holds
+        all items that begin in the rows. A full ring overwrites its oldest rows.
       replay_memory: memory that stores a ring's observations and recurrent states: "device", or "host", the memory of
         the devices' host, for a replay too large for a device. The host then gathers the samples, but all data used to
         choose them stays on the devices, and the run is bit for bit the same.
@@ -253,7 +249,7 @@ class Replay:
     extras: tuple[str, ...] = ()
     frame_stack: FrameStack | None = None
     over: str | None = None
-    storage: Literal["ring", "table", "flashbax"] = "ring"
+    storage: Literal["ring", "flashbax"] = "ring"
     remover: Remover | None = None
     replay_memory: Literal["device", "host"] = "device"
 

@@ -21,7 +21,6 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
-from jaxrl.buffers.table_replay import TableReplay
 from jaxrl.core.sources import Dataset, Episodes, Prioritized, Replay, Uniform
 from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, Rollout, SampleInfo
 from jaxrl.parallel import replay_ratio
@@ -89,9 +88,7 @@ class Experience:
             for name, source in self.online_sources.items()
             if source.storage == "flashbax"
         }
-        bound = self._bound(rings, length)
-        tables = {name: TableReplay(buffer) for name, buffer in bound.items() if buffer.source.storage == "table"}
-        return {**bound, **tables, **others}
+        return {**self._bound(rings, length), **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
@@ -360,7 +357,7 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     for name, source in algo.experience.items():
         if isinstance(source, Replay) and dataset_fraction == 1.0 and _needs_inserts(source):
             found.append(
-                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled for items that are "
+                f"{kind}'s source {name!r} has a sampler, remover or max_times_sampled for items that are "
                 "added and removed, but a dataset is fixed; leave these at their defaults"
             )
     if dataset_fraction > 0.0 and _stores_extras(algo):
@@ -381,4 +378,4 @@ def _with(settings):
 def _needs_inserts(source: Replay) -> bool:
     """Return whether a replay's settings are meaningful only if items are added during training."""
     in_turn = not isinstance(source.sampler, Uniform | Prioritized)
-    return in_turn or bool(source.max_times_sampled) or source.storage == "table" or index.bounded(source)
+    return in_turn or bool(source.max_times_sampled) or index.bounded(source)

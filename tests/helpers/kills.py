@@ -15,19 +15,16 @@ from helpers import programs
 from helpers.populations import population
 from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.sources import Lifo, MaxHeap, MinHeap, Prioritized, View
+from jaxrl.core.sources import MinHeap, Prioritized, View
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.checkpoint import Checkpointer
 from jaxrl.run.loop import run_loop
 
-# A table so small that most items are removed, a ring of which the items with the lowest
-# priority are drawn, and views of a ring, one of which holds few items of high priority.
+# A ring of which the items with the lowest priority are drawn, and views of a ring, one of which holds few items of
+# high priority.
 UNPRIORITIZED = programs.DQN.replace(prioritized=None)
-TABLE = UNPRIORITIZED.replace(
-    storage="table", capacity=programs.NUM_ENVS * 20, sampler=Lifo(), remover=MaxHeap(), max_times_sampled=4
-)
 HEAP = UNPRIORITIZED.replace(sampler=MinHeap(), max_times_sampled=3)
 VIEWS = UNPRIORITIZED.replace(newest=4, view=View(8, Prioritized(), programs.NUM_ENVS * 5, MinHeap()))
 ITERATIONS = 12
@@ -103,7 +100,6 @@ CASES = {
     "recurrent ppo": Case(programs.RECURRENT_PPO),
     "recurrent ppo on two devices": Case(programs.RECURRENT_PPO, devices=2),
     "dqn": Case(programs.DQN),
-    "table": Case(TABLE),
     "heap": Case(HEAP),
     "views": Case(VIEWS),
     "r2d2": Case(programs.R2D2),

@@ -34,11 +34,10 @@ OTHER = {
     "batch_size": 8,
     "replay_ratio": 0.5,
     "samples_per_insert": 24,
-    "storage": "table",
+    "storage": "flashbax",
     "replay_memory": "host",
     "whole_episodes": WholeEpisodes(episodes=8),
     "sampler": Lifo(),
-    "remover": Lifo(),
     "max_times_sampled": 3,
     "newest": 2,
     "view": View(2, Lifo()),
@@ -103,7 +102,7 @@ def assert_numbers_count(algo, program, elsewhere):
     unused = {".".join(key.name for key in path[: 1 + (path[0].name in within)]) for path in paths}
     idle = set()
     for prefix, owner in {"": algo, **{f"{name}.": part for name, part in within.items()}}.items():
-        names = {field.name for field in dataclasses.fields(owner)} - static_fields(owner)
+        names = {field.name for field in dataclasses.fields(owner)} - static_fields(owner) - within.keys()
         names = {name for name in names if not has_effect(owner, name) and getattr(owner, name) is not None}
         idle |= {prefix + name for name in names}
     assert unused - elsewhere == idle - elsewhere

@@ -42,16 +42,13 @@ def _by_default():
 
 
 def _kinds_of_replay():
-    lifo = {"sampler": sources.Lifo(), "remover": sources.Lifo(), "max_times_sampled": 2}
-    recurrent = QNetwork(torso=TORSO, core=GRU(8))
+    lifo = {"sampler": sources.Lifo(), "max_times_sampled": 2}
     yield "prioritized", jaxrl.DQN(**SMALL, prioritized=PrioritizedReplay()), DISCRETE
     yield "first in first out", jaxrl.DQN(**SMALL, sampler=sources.Fifo()), DISCRETE
-    yield "table", jaxrl.DQN(**SMALL, storage="table", **lifo), DISCRETE
-    yield "table by priority", jaxrl.DQN(**SMALL, storage="table", prioritized=PrioritizedReplay()), DISCRETE
-    yield "heap", jaxrl.DQN(**SMALL, storage="table", sampler=sources.MinHeap()), DISCRETE
+    yield "lifo", jaxrl.DQN(**SMALL, **lifo), DISCRETE
+    yield "heap", jaxrl.DQN(**SMALL, sampler=sources.MinHeap()), DISCRETE
     yield "flashbax", jaxrl.DQN(**SMALL, storage="flashbax", n_step=1), DISCRETE
     yield "frames", jaxrl.DQN(**SMALL), "gymnax:Breakout-MinAtar"
-    yield "table of sequences", jaxrl.R2D2(network=recurrent, storage="table", **SEQUENCES), DISCRETE
     yield "sequences", jaxrl.SAC(**SEQUENCES, policy=Actor(core=GRU(8)), critic=Critic(core=GRU(8))), CONTINUOUS
     yield "newest", jaxrl.SAC(**SMALL, newest=2), CONTINUOUS
     yield "priorities of a categorical head", jaxrl.D4PG(**SMALL), CONTINUOUS

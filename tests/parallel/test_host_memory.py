@@ -118,9 +118,9 @@ def test_it_is_counted_on_the_host(monkeypatch):
 
 
 def test_only_rows_lie_there():
-    source = Replay(256, 8, 8, storage="table", replay_memory="host")
+    source = Replay(256, 8, 8, storage="flashbax", replay_memory="host")
     found = checks.source_problems({"replay": source}, 4, 4, 1)
-    assert ["replay_memory='host' needs storage='ring', not 'table'" in line for line in found] == [True]
+    assert ["replay_memory='host' needs storage='ring', not 'flashbax'" in line for line in found] == [True]
     found = checks.source_problems({"replay": dataclasses.replace(source, replay_memory="disk")}, 4, 4, 1)
     assert ["replay_memory='disk' must be one of ('device', 'host')" in line for line in found] == [True]
 

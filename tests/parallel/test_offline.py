@@ -294,8 +294,7 @@ class FromData(jaxrl.DQN):
             "takes 0 of batch_size=1 items, .*; use batch_size=2 ",
         ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
-        ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover, storage or max_times_sampled"),
-        ({"algo": DQN.replace(storage="table")}, "sampler, remover, storage or max_times_sampled"),
+        ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover or max_times_sampled"),
         (
             {"algo": jaxrl.SAC(normalize_reward=True)},
             "SAC with normalize_reward=True learns from discounted_return, .* not contain; train without a dataset or ",

@@ -22,4 +22,4 @@ def test_every_algorithm_and_every_kind_of_replay_are_traced_with_64_bits():
     found = traced()
     own = set(OWN_ALGORITHMS)
     assert {case.split()[0] for case in found} >= own, "those of other tests are registered here too"
-    assert {"prioritized", "table", "heap", "flashbax", "sequences", "frames", "table of sequences"} <= set(found)
+    assert {"prioritized", "lifo", "heap", "flashbax", "sequences", "frames"} <= set(found)

@@ -1,13 +1,12 @@
 """The episodes of a replay buffer are those that went in, whatever the ring's place, the stacks and the run's end."""
 
-import dataclasses
 import re
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from helpers.programs import DQN, NUM_ENVS, R2D2, ROWS, train
+from helpers.programs import DQN, NUM_ENVS, ROWS, train
 from helpers.recorded import assert_bitwise
 from helpers.rows_alone import RowsAlone
 
@@ -226,36 +225,6 @@ def test_a_view_writes_what_its_items_hold(tmp_path, settings, view, stack):
     assert_written(list(jaxrl.load_dataset(f"rlds:{path}")), rows, stretches(rows, starts, source))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("stack", WHOLE_OR_STACKS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sampler": Prioritized(), "remover": MinHeap()},
-        {"sampler": Prioritized(), "remover": MinHeap(), "n_step": 3},
-        {"sampler": MaxHeap(), "remover": MaxHeap(), "sequence": Sequence(4, 2, "zero_pad", burn_in=2)},
-        {"sampler": Prioritized(), "remover": MaxHeap(), "sequence": Sequence(4, 3, burn_in=1)},
-    ],
-    ids=["one step", "three steps", "sequences", "sequences over ends"],
-)
-def test_a_table_writes_what_its_items_hold(tmp_path, settings, stack):
-    rows = lived(13, stack)
-    run = stored(rows, 12, stack, storage="table", **settings)
-    source, starts = run.algo.experience["replay"], held(run, "replay")
-    assert len(starts) == 36 and min(step for _, step in starts) < len(rows.reward) - 12, "older than in a ring"
-    expected = stretches(rows, starts, source)
-    if source.n_step == 1:
-        path = jaxrl.export_replay(run, tmp_path / "data")
-    else:  # of what is between an item's first and last step only the steps at which another begins
-        firsts = stretches(rows, starts, dataclasses.replace(source, n_step=1))
-        ends = [env_ticks for env_ticks in firsts if rows.weight[env_ticks[1][-1] + 1, env_ticks[0]]]
-        with pytest.warns(match=rf"{len(ends)} .*'replay'"):
-            path = jaxrl.export_replay(run, tmp_path / "data")
-        expected = [(env, ticks[:-1] if (env, ticks) in ends else ticks) for env, ticks in firsts]
-        expected = [(env, ticks) for env, ticks in expected if ticks]
-    assert_written(list(jaxrl.load_dataset(f"rlds:{path}")), rows, expected)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -316,11 +285,6 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
 
 
 STORAGES = {
-    "table": (
-        DQN.replace(storage="table", n_step=1, prioritized=None, sampler=MaxHeap(), remover=MinHeap()),
-        ["replay"],
-    ),
-    "table of sequences": (R2D2.replace(storage="table"), ["replay"]),
     "views": (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
     "a view of all": (DQN.replace(prioritized=None, view=View(4)), ["replay", "view"]),
     "flashbax": (DQN.replace(storage="flashbax", n_step=1), ["replay"]),

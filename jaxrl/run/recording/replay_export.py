@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,15 @@ import numpy as np
 
 from jaxrl.buffers import flashbax, frames
 from jaxrl.buffers.index import Index
-from jaxrl.buffers.item_table import TableState
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring, is_on_host
-from jaxrl.buffers.table_replay import Item, TableIndex, TableRows
 from jaxrl.core import files, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.trees import named_leaves
-from jaxrl.core.types import Counter, EnvSpec, PyTree, SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.core.types import Counter, EnvSpec, PyTree, Trajectory
 from jaxrl.data.rlds import RldsWriter
 from jaxrl.data.rows import episode_from_rows
 from jaxrl.parallel.rollout import rollout_length
@@ -49,11 +46,9 @@ def export_replay(
 ) -> Path:
     """Write the episodes in a replay buffer as an RLDS dataset, oldest first for every environment.
 
-    With ring storage (or flashbax), episodes whose first transitions were overwritten are left out. With table storage,
-    and for a view of a ring's rows, every item is written: consecutive items of an episode are joined into one written
-    episode, which is "cut off" at its last step unless the original episode ends there. An n-step item of a table
-    stores only its first and last observation; if no item begins at its next step, and the episode continues, the item
-    is left out with a warning.
+    Episodes whose first transitions were overwritten are left out. For a view of a ring's rows, every item is written:
+    consecutive items of an episode are joined into one written episode, which is "cut off" at its last step unless the
+    original episode ends there.
 
     Frame stacks are rebuilt. As for `export_rlds`, `path` is created when the dataset is complete. `policy_version` is
     the iteration of the episode's first step.
@@ -122,9 +117,6 @@ def _stretches(
     sources: Mapping[str, Replay], buffers: Mapping[str, ReplayState], name: str, unfinished: bool
 ) -> Iterator[Stretches]:
     source, held = sources[name], buffers[name]
-    if source.storage == "table":
-        yield from _of_table(held, source, name)
-        return
     owner = source.over or name
     ring = flashbax.as_ring(held) if source.storage == "flashbax" else buffers[owner].ring
     starts = None
@@ -166,72 +158,6 @@ def _of_ring(
             yield int(ring.written) - filled + int(rows[0]), stretch.replace(observation=observation)
 
 
-def _of_table(state: ReplayState, source: Replay, name: str) -> Iterator[Stretches]:
-    items, priority = jax.tree.map(np.asarray, (_read(state.ring.items), state.index.tables.priority))
-    newest = int(state.ring.recent.written) - 1
-    left = 0
-    for env in range(state.ring.recent.columns):
-        held = _at(items, np.nonzero((priority >= 0.0) & (items.column == env)))
-        step = newest - (np.uint32(newest % 2**32) - held.step).astype(np.int64)  # 32-bit step numbers may have wrapped
-        if isinstance(held.batch, SequenceBatch):
-            yield _of_sequences(held.batch.rows, step)
-        elif source.n_step > 1 and held.batch.bootstrap.dtype != bool:
-            raise ConfigError(
-                f"replay={name!r} cannot be exported: its items of {source.n_step} steps have only the product of "
-                "their discounts, not each discount; train with n_step=1, sequences, or storage='ring'"
-            )
-        else:
-            order = np.argsort(step)
-            runs = [order[run] for run in _runs(step[order])]
-            left += sum(int(held.batch.steps[run[-1]] > 1) for run in runs)
-            yield _of_transitions(held, step, runs)
-    if left:
-        warnings.warn(
-            f"{left:,} items of replay={name!r} are left out, because they have only the first of {source.n_step} "
-            "observations, and no item begins at the next step; use n_step=1, or sequences",
-            stacklevel=4,
-        )
-
-
-def _of_transitions(items: Item, step: np.ndarray, runs: list[np.ndarray]) -> Stretches:
-    """Yield the rows of n items, with consecutive items joined."""
-    for run in runs:
-        if len(run) > 1 or items.batch.steps[run[0]] == 1:
-            yield int(step[run[0]]), _joined(items, run)
-
-
-def _joined(items: Item, run: np.ndarray) -> Trajectory[np.ndarray]:
-    unread: PyTree = None
-    batch, last = items.batch, run[-1:]
-    one = batch.steps == 1  # the next observation of such an item is in the next row
-    discounted = batch.bootstrap.dtype != bool
-    rows, after = (np.append(run, last), batch.next_observation) if one[last[0]] else (run, batch.observation)
-    terminated = (one & (batch.bootstrap == 0))[rows]
-    return Trajectory(
-        observation=jax.tree.map(lambda x, y: np.append(x[rows[:-1]], y[last], axis=0), batch.observation, after),
-        action=_at(batch.action, rows),
-        reward=batch.rewards[rows, 0],
-        terminated=terminated,
-        truncated=(one & items.truncated)[rows],
-        first=unread,
-        weight=unread,
-        discount=np.where(terminated, 0, batch.bootstrap[rows] if discounted else 1).astype(np.float32),
-    )
-
-
-def _of_sequences(rows: Trajectory, step: np.ndarray) -> Stretches:
-    """Yield stretches of consecutive rows of overlapping sequences `[n, length, ...]`, each row only once."""
-    item, offset = np.nonzero(rows.weight[:, :-1])
-    steps, chosen = np.unique(step[item] + offset, return_index=True)
-    item, offset = item[chosen], offset[chosen]
-    for run in _runs(steps):
-        last = run[-1]
-        yield (
-            int(steps[run[0]]),
-            _at(rows, (np.append(item[run], item[last]), np.append(offset[run], offset[last] + 1))),
-        )
-
-
 def _runs(step: np.ndarray) -> list[np.ndarray]:
     """Split ascending steps, of shape [n], into runs of consecutive steps; return the indices of each run."""
     places = np.split(np.arange(len(step)), np.flatnonzero(np.diff(step) != 1) + 1)
@@ -262,16 +188,6 @@ def _stacked(stored: PyTree, slot: np.ndarray, rows: np.ndarray, began: np.ndarr
 # --- reading of a checkpoint ----------------------------------------------------------------------------------------
 
 
-def _read(items: Item) -> Item:
-    """Return items without the parts that are not exported."""
-    batch = items.batch
-    if isinstance(batch, SequenceBatch):
-        rows = batch.rows.replace(action_mask=None, extras={})
-        return items.replace(batch=batch.replace(rows=rows, timesteps=None, mask=None, carry=()), stamp=None)
-    batch = batch.replace(action_mask=None, next_action_mask=None, extras={}, weight=None)
-    return items.replace(batch=batch, stamp=None)
-
-
 def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
     """Return a template of a source's replay state, with numbers instead of arrays.
 
@@ -286,14 +202,6 @@ def _template(source: Replay, spec: EnvSpec, discounted: bool) -> ReplayState:
     rows = Trajectory(observation, action, *[number] * 5, discount=number if discounted else None)
     if source.storage == "flashbax":
         return flashbax.template(rows, number)
-    if source.storage == "table":
-        batch: PyTree = SequenceBatch(rows, unread, unread, (), unread)
-        if source.sequence is None:
-            batch = TransitionBatch(observation, action, number, number, number, observation, unread)
-        counts = Ring(Trajectory(unread, unread, number, *[unread] * 4), (), unread, unread, unread, number)
-        tables = TableState((), number, *[unread] * 7)
-        items = Item(batch, number, number, number, unread)
-        return ReplayState(TableRows(counts, items), TableIndex(tables, *[unread] * 5))
     if source.over is not None:
         return ReplayState(unread, Index(number, *[unread] * 12))
     return ReplayState(Ring(rows, (), None, number, number, number), unread)
@@ -308,9 +216,7 @@ def _saved(
     number = jnp.int32(0)
 
     def discounted(name):
-        return any(
-            re.fullmatch(f"buffers/{name}/ring/((items/batch/)?rows|experience)/discount", leaf) for leaf in leaves
-        )
+        return any(re.fullmatch(f"buffers/{name}/ring/(rows|experience)/discount", leaf) for leaf in leaves)
 
     replays = {name: sources[name] for name in found if isinstance(sources[name], Replay)}
     buffers = {name: _template(source, spec, discounted(name)) for name, source in replays.items()}
