@@ -81,7 +81,7 @@ def with_another(algo, path):
     elif name in OPTIONAL:
         other = 1e-3 if value is None else None
     else:
-        other = OTHER[name]
+        other = None if name in PARTS and value is not None else OTHER[name]
     assert other != value, name
     return replace(algo, **{path: other})
 
