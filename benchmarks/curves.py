@@ -38,7 +38,7 @@ COMMANDS = {
         "--total-steps 300000"
     ),
     "muzero": (
-        "muzero --env gymnax:Catch-bsuite --simulations 8 --v-min -1 --v-max 1 --value-cost 1 --batch-size 64 "
+        "muzero --env gymnax:Catch-bsuite --tree-search 8 --v-min -1 --v-max 1 --value-cost 1 --batch-size 64 "
         "--num-envs 16 --learning-rate linear:3e-3:0 --total-steps 60000"
     ),
     "dqn": f"dqn {CARTPOLE}",

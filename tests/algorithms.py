@@ -13,7 +13,9 @@ from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.algos.rnd import RND
+from jaxrl.algos.search import TreeSearch
 from jaxrl.networks import (
     GRU,
     Actor,
@@ -56,7 +58,7 @@ ALGORITHMS = {
     "reppo": REPPO,
     "pqn": jaxrl.PQN(**MINIBATCHES, rollout_length=8, random_persistence=0.9, network=QNetwork(programs.SMALL)),
     # Which plans in the environments, so never on the host.
-    "alphazero": jaxrl.AlphaZero(**ROLLOUTS, **MINIBATCHES, simulations=4),
+    "alphazero": jaxrl.AlphaZero(**ROLLOUTS, **MINIBATCHES, tree_search=TreeSearch(simulations=4)),
     "dqn": DQN,
     "btr": DQN.replace(
         munchausen=Munchausen(),
@@ -68,7 +70,7 @@ ALGORITHMS = {
     "muzero": jaxrl.MuZero(
         **REPLAY | {"batch_size": 16, "replay_ratio": 1 / ROWS},
         **COARSE | {"learning_rate": 1e-3},
-        simulations=4,
+        tree_search=TreeSearch(simulations=4),
         unroll_steps=2,
         n_step=3,
         network=ModelNetwork(programs.SMALL, width=8, widths=(8,), atoms=11),
@@ -90,7 +92,7 @@ ALGORITHMS = {
         policy_delay=2,
         joint_batch=True,
         joint_policy=True,
-        normalize_reward=True,
+        reward_scale=RewardScale(),
         noise=Noise(random_correlation=0.9, hold=4),
         v_min=-5.0,
         v_max=5.0,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization, on_policy, returns, search
-from jaxrl.algos.base import action_problems, algorithm, changed, number
+from jaxrl.algos.base import action_problems, algorithm, changed, number, part
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import OnPolicy, PolicyCarry, PolicyState
-from jaxrl.algos.search import Expansion, SearchFields
+from jaxrl.algos.search import WAS, Expansion, TreeSearch
 from jaxrl.algos.train_state import Variables, weighted_means
 from jaxrl.core.planning import Model
 from jaxrl.core.schedules import Scalar
@@ -40,7 +40,7 @@ class Node(struct.PyTreeNode):
 
 
 @algorithm
-class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
+class AlphaZero(MinibatchFields, OnPolicy):
     """AlphaZero: tree search with the environment as its model, for one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
@@ -49,7 +49,19 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
     gae_lambda: Scalar = number(
         1.0, low=0, high=1, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
     )
-    epsilon: Scalar = changed(0.2)
+    tree_search: TreeSearch = part(
+        TreeSearch,
+        default=TreeSearch(),
+        was=WAS,
+        switch="simulations",
+        help="tree search before each action",
+    )
+    epsilon: Scalar = number(
+        0.2,
+        low=0,
+        high=1,
+        help="probability of a random action in training, to reach positions that the search avoids",
+    )
     value_cost: Scalar = changed(1.0)
     entropy_cost: Scalar | None = changed(0.0, help="weight of the entropy bonus; the search already explores")
     max_grad_norm: Scalar | None = changed(1.0)
@@ -87,8 +99,13 @@ class AlphaZero(SearchFields, MinibatchFields, OnPolicy):
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))
         expand = functools.partial(self._expand, actor, model, spec)
-        found = search.search(
-            self, Expansion(logits, value, node), expand, key, mask=timestep.action_mask, explore=explore
+        found = self.tree_search.plan(
+            Expansion(logits, value, node),
+            expand,
+            key,
+            mask=timestep.action_mask,
+            explore=explore,
+            epsilon=self.epsilon,
         )
         discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = PolicyCarry(network_carry, discounted)

@@ -86,7 +86,7 @@ class BC(NormalizationFields):
     def update(
         self, state: BCState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[BCState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
 
         def loss(variables):
             output, model_state = off_policy.train_policy(

@@ -11,9 +11,10 @@ from flax import struct
 from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import NStepReplayFields, TargetFields, TemperatureFields
+from jaxrl.algos.fields import NStepReplayFields, TargetFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.soft_policies import SoftPolicyFields
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -41,7 +42,7 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
+class CQL(StochasticActing, NStepReplayFields, TargetFields, SoftPolicyFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     offline = True  # designed for datasets; it also runs without one
@@ -85,7 +86,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         self, state: CQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CQLState, UpdateInfo]:
         optimizer = self.critic_optimizer
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
         coefficient = self.coefficient
@@ -129,8 +130,8 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
-        policy, loss, log_prob = soft_policies.policy_step(
-            self, state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
+        policy, loss, log_prob = self.policy_step(
+            state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
         )
         log_temperature = self.temperature.step(
             state.log_temperature, self.temperature_optimizer, replay, log_prob, spec, replicas

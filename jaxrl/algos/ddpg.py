@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing, Noise
-from jaxrl.algos.base import algorithm, changed, field_group
+from jaxrl.algos.base import algorithm, changed, field_group, part
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
@@ -20,12 +20,12 @@ from jaxrl.algos.fields import (
     PrioritizedFields,
     PrioritizedReplay,
     QuantileFields,
-    ResetFields,
     SequenceFields,
     SupportFields,
     TargetFields,
 )
 from jaxrl.algos.off_policy import CriticLoss, LearnerState
+from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
 from jaxrl.core import sources, spaces
 from jaxrl.core.schedules import Scalar
@@ -40,8 +40,12 @@ class TD3State(LearnerState):
 
 
 @field_group
-class DeterministicLearner(NStepFields, SupportFields, QuantileFields, ResetFields, DeterministicActing, TargetFields):
+class DeterministicLearner(NStepFields, SupportFields, QuantileFields, DeterministicActing, TargetFields):
     """Learner with a deterministic policy, critics, and target networks of the policy and the critics."""
+
+    resets: Resets | None = part(
+        Resets, was={"reset_at": "at"}, switch="reset_at", help="resets of networks and optimizers; None: never"
+    )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=False)
@@ -114,14 +118,16 @@ class JointLearner(DeterministicLearner):
     def update(
         self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[LearnerState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        statistics, replay = off_policy.learning_batch(
+            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
+        )
         critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
         policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         new = LearnerState(policy, critic, statistics, state.updates + 1)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics, priorities)
+        return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(metrics, priorities)
 
 
 @field_group
@@ -134,7 +140,9 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
     def update(
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        statistics, replay = off_policy.learning_batch(
+            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
+        )
         keys = off_policy.transition_keys(key, replay, replicas)
         box = spaces.expect(spec.action_space, spaces.Box)
         # Similar actions should have similar values (section 5.3).
@@ -154,7 +162,7 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
         policy, critic, loss = jax.lax.cond(due, step, lambda *same: same, *learned)
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         new = TD3State(policy, critic, statistics, updates, loss)
-        return self.after_reset(new, key, spec), UpdateInfo(metrics)
+        return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(metrics)
 
 
 @field_group

@@ -9,8 +9,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxrl.algos.base import (
@@ -25,7 +23,6 @@ from jaxrl.algos.base import (
     static,
 )
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.algos.temperature import Temperature
 from jaxrl.core import registry, sources
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
@@ -130,75 +127,12 @@ class TargetFields:
     )
 
 
-# Kept when the networks are reset.
-_UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_metrics")
-
-
-@field_group
-class ResetFields:
-    """Resets of the networks; networks trained early on little data learn worse later."""
-
-    reset_at: tuple[int, ...] = static(
-        (),
-        help="update counts at which networks and optimizers are reset; replay and statistics stay (Nikishin, 2022)",
-    )
-
-    def problems(self) -> list[str]:
-        """Explain why `reset_at` is invalid, one line."""
-        updates, name = self.reset_at, type(self).__name__
-        whole = isinstance(updates, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in updates)
-        if whole and all(0 < x < 2**31 for x in updates):
-            return []
-        return [f"{name}.reset_at={updates!r:.80} must be a tuple of update counts, such as (15_000, 50_000)"]
-
-    def after_reset[State: Any](self: Any, state: State, key: jax.Array, spec: EnvSpec) -> State:
-        """Return the state after an update; if the update is in `reset_at`, reinitialize all but statistics and counts.
-
-        The reinitialized state is computed only if a reset is due; in vmapped runs, it is always computed.
-        """
-        if not self.reset_at:
-            return state
-
-        def again(state, key):
-            unchanged = {name: getattr(state, name) for name in _UNCHANGED if hasattr(state, name)}
-            return self.init(key, spec).replace(**unchanged)
-
-        due = jnp.isin(state.updates, jnp.asarray(self.reset_at, state.updates.dtype))
-        # Other functions fold shard numbers into the same key; no shard has this number.
-        key = jax.random.fold_in(key, 2**31 - 1)
-        return jax.lax.cond(due, again, lambda same, _: same, state, key)
-
-
 @field_group
 class PeriodicTargetFields(TargetFields):
     """Target networks that are replaced every `target_period` updates."""
 
     tau: Scalar = changed(1.0)
     target_period: int = static(100, low=1, help="gradient updates between target network updates")
-
-
-@field_group
-class TemperatureFields(ActorCriticFields):
-    """Weight of a policy's entropy, fixed or learned."""
-
-    temperature: Temperature = part(
-        Temperature,
-        default=Temperature(),
-        was={
-            "temperature": "initial",
-            "learn_temperature": "learned",
-            "temperature_learning_rate": "learning_rate",
-            "target_entropy": "target",
-            "target_entropy_fraction": "target_fraction",
-        },
-        help="weight of the policy's entropy (alpha), fixed or learned",
-    )
-
-    @property
-    def temperature_optimizer(self) -> optax.GradientTransformation:
-        """Return the optimizer at the learning rate of the temperature."""
-        rate = self.temperature.learning_rate
-        return self.optimizer(self.learning_rate if rate is None else rate)
 
 
 _SUPPORT = "critic.head=categoricalvalues or critic.head=selfpredictivevalues"

@@ -78,7 +78,7 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
         self, state: IQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[IQLState, UpdateInfo]:
         optimizer = self.critic_optimizer
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
         def value_loss(variables):

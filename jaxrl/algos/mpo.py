@@ -128,7 +128,7 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
         candidates = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)

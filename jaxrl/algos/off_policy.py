@@ -9,7 +9,6 @@ import optax
 from flax import struct
 
 from jaxrl.algos import combined_replay, histories, normalization, q_learning, train_state
-from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Number
@@ -65,9 +64,9 @@ def normalize_observation(statistics: Statistics, observation: PyTree, clip: Num
 
 
 def learning_batch(
-    algo: NormalizationFields,
     statistics: Statistics,
     batch: Mapping[str, Any],
+    clip: Number | None,
     replicas: Replicas,
     *,
     n_step: int = 1,
@@ -75,14 +74,14 @@ def learning_batch(
     """Merge an update's batch into the running statistics; return these and the batch's normalized transitions.
 
     Args:
-      algo: defines whether and how observations are normalized.
       statistics: statistics of the observations in previous updates.
       batch: as passed to `update`; all its parts are joined.
+      clip: maximum absolute value of normalized observations; None: no clipping.
       replicas: as passed to `update`.
       n_step: maximum number of steps of transitions within sequences.
     """
     transitions = histories.transitions(combined_replay.combined_batch(batch, replicas), n_step)
-    return normalize_batch(statistics, transitions, algo.observation_clip, replicas)
+    return normalize_batch(statistics, transitions, clip, replicas)
 
 
 def normalize_batch(

@@ -15,12 +15,13 @@ from flax import struct
 
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, number
-from jaxrl.algos.fields import SupportFields, TemperatureFields
+from jaxrl.algos.fields import SupportFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.soft_policies import SoftPolicyFields
 from jaxrl.algos.temperature import Temperature
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
@@ -55,7 +56,7 @@ class REPPOState(struct.PyTreeNode):
 
 
 @algorithm
-class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
+class REPPO(RolloutFields, MinibatchFields, SoftPolicyFields, SupportFields):
     """Relative entropy pathwise policy optimization: on-policy ascent of a critic's gradient within a KL limit."""
 
     normalize_reward: bool | None = changed(True)

@@ -14,14 +14,15 @@ from flax import struct
 
 from jaxrl.algos import combined_replay, normalization, off_policy, soft_critics, soft_policies, train_state
 from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
-from jaxrl.algos.base import algorithm, changed, number, static
-from jaxrl.algos.fields import CombinedReplayFields, ResetFields, SequenceFields, TemperatureFields
-from jaxrl.algos.normalization import RunningStatistics
+from jaxrl.algos.base import algorithm, changed, part, static
+from jaxrl.algos.fields import CombinedReplayFields, SequenceFields
 from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.resets import Resets, after_reset
+from jaxrl.algos.reward_scale import RETURN, ReturnScale, RewardScale
 from jaxrl.algos.soft_critics import SoftCriticFields
+from jaxrl.algos.soft_policies import SoftPolicyFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Dataset, Source
 from jaxrl.core.types import (
     ActorOutput,
@@ -39,15 +40,7 @@ from jaxrl.networks import (
     QuantileValues,
 )
 
-RETURN = "discounted_return"  # extra of each row: the discounted return up to its observation
 _HEADS = (ActionValues, CategoricalValues, QuantileValues)
-
-
-class ReturnScale(struct.PyTreeNode):
-    """Statistics of discounted returns, and their largest absolute value."""
-
-    statistics: RunningStatistics
-    largest: jax.Array  # float32, the largest absolute return
 
 
 class SACState(struct.PyTreeNode):
@@ -63,16 +56,18 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, SoftCriticFields, TemperatureFields):
+class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SoftCriticFields, SoftPolicyFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
     noise: Noise = changed(Noise(random_correlation=0.9))
-    normalize_reward: bool = static(False, help="divide rewards by the running deviation of discounted returns")
-    largest_return: Scalar | None = number(
-        5.0,
-        above=0,
-        only_with="normalize_reward",
-        help="maximum absolute value of scaled discounted returns, enforced by a larger divisor; None: no limit",
+    reward_scale: RewardScale | None = part(
+        RewardScale,
+        was={"largest_return": "largest_return"},
+        switch="normalize_reward",
+        help="divide rewards by the running deviation of discounted returns; None: as they are",
+    )
+    resets: Resets | None = part(
+        Resets, was={"reset_at": "at"}, switch="reset_at", help="resets of networks and optimizers; None: never"
     )
     imitate: bool = static(
         False, help="SQIL: half of each batch is demonstrations with reward 1; all other transitions have reward 0"
@@ -81,10 +76,10 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         name = type(self).__name__
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
-        if self.imitate and (self.newest or self.view or self.normalize_reward):
-            what = f"newest={self.newest}, view={self.view} and normalize_reward={self.normalize_reward}"
+        if self.imitate and (self.newest or self.view or self.reward_scale):
+            what = f"newest={self.newest}, view={self.view} and reward_scale={self.reward_scale}"
             problems.append(
-                f"{name}.imitate=True does not support views or reward normalization; {what} must be 0, None and False"
+                f"{name}.imitate=True does not support views or scaled rewards; {what} must be 0, None and None"
             )
         if self.imitate and self.recurrent:
             problems.append(f"{name}.imitate=True learns from single transitions; use networks without a core")
@@ -93,7 +88,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
     @property
     def experience(self) -> Mapping[str, Source]:
         replay = self.source_with_memory()
-        if self.normalize_reward:
+        if self.reward_scale is not None:
             replay = dataclasses.replace(replay, extras=(RETURN,))
         if not self.imitate:
             return self.combined_sources(replay)
@@ -104,9 +99,6 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
         none_yet = {"policy_loss": jnp.float32(0.0), "entropy": jnp.float32(0.0)}
-        return_scale = ()
-        if self.normalize_reward:
-            return_scale = ReturnScale(normalization.init(jnp.zeros((), jnp.float32)), jnp.float32(0.0))
         target = self.tau is not None
         return SACState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
@@ -114,13 +106,13 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
             log_temperature=self.temperature.init(self.temperature_optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
-            return_scale=return_scale,
+            return_scale=() if self.reward_scale is None else self.reward_scale.init(),
             policy_metrics=none_yet if self.policy_delay > 1 else (),
         )
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
         carry = super().initial_carry(spec, env_index, num_envs)
-        return carry.replace(discounted_return=jnp.float32(0.0)) if self.normalize_reward else carry
+        return carry if self.reward_scale is None else carry.replace(discounted_return=jnp.float32(0.0))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -137,19 +129,20 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
     ) -> tuple[SACState, UpdateInfo]:
         if self.imitate:
             batch = {"replay": rewarded(batch, replicas)}
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        return_scale, replay = self.scaled(state.return_scale, replay, replicas)
+        statistics, replay = off_policy.learning_batch(
+            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
+        )
+        return_scale: Any = state.return_scale
+        if self.reward_scale is not None:
+            return_scale, replay = self.reward_scale.scaled(return_scale, replay, self.gamma, replicas)
         *drop, policy_drop = soft_critics.dropout_keys(self.critic, key, replay, replicas)
         next_key, own_key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
         following = soft_policies.next_actions(self.policy, state.policy.variables, replay, next_key, spec)
-        critic, fit = soft_critics.critic_step(
-            self, state.critic, replay, following, temperature, key, drop, spec, replicas
-        )
+        critic, fit = self.critic_step(state.critic, replay, following, temperature, key, drop, spec, replicas)
 
         def policy_and_temperature(policy, log_temperature, _):
-            policy, loss, log_prob = soft_policies.policy_step(
-                self,
+            policy, loss, log_prob = self.policy_step(
                 policy,
                 critic,
                 replay,
@@ -184,30 +177,9 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, ResetFields, S
             return_scale=return_scale,
             policy_metrics=metrics if self.policy_delay > 1 else (),
         )
-        return self.after_reset(new, key, spec), UpdateInfo(
+        return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(
             replicas.mean(fit.metrics) | metrics | {"temperature": temperature}
         )
-
-    def scaled(
-        self, scale: ReturnScale | tuple[()], batch: TransitionBatch, replicas: Replicas
-    ) -> tuple[Any, TransitionBatch]:
-        """Merge a batch's returns into the scale; return the new scale, and the batch with rewards divided by it.
-
-        With scaled rewards, a fixed value support fits any task. Actors store the discounted return so far with each
-        row. Rewards are divided by the standard deviation of the returns, or by the largest absolute return over
-        `largest_return` if that is more (FlashSAC, arXiv:2604.04539; Lee et al., 2025, arXiv:2502.15280, section 4.3).
-        The standard deviation is taken as 1 until two returns have been seen, and while returns hardly vary.
-        """
-        if not isinstance(scale, ReturnScale):
-            return scale, batch
-        returns = self.gamma * batch.extras[RETURN] + batch.rewards[:, 0]
-        statistics = normalization.update(scale.statistics, returns, batch.weight, replicas)
-        largest = replicas.max(jnp.max(jnp.where(batch.weight, jnp.abs(returns), 0.0)))
-        largest = jnp.maximum(scale.largest, largest)
-        factor = normalization.scale_reward(statistics, jnp.float32(1.0), jnp.inf)
-        if self.largest_return is not None:
-            factor = jnp.minimum(factor, self.largest_return / jnp.maximum(largest, 1e-8))
-        return ReturnScale(statistics, largest), batch.replace(rewards=batch.rewards * factor)
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:

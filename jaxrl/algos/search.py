@@ -1,5 +1,6 @@
 """Tree search over actions with mctx (Danihelka et al., 2022, https://openreview.net/forum?id=bERaNdoegnO)."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -9,50 +10,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import q_learning
-from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.base import Part, field_group, number, static
+from jaxrl.algos.optimizers import Number
+from jaxrl.core import registry
 from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import PyTree
-
-
-@field_group
-class SearchFields:
-    """Settings of the tree search before each action."""
-
-    simulations: int = static(32, low=1, help="number of simulations per search; each visits one new node")
-    tree_search: str = static(
-        "gumbel",
-        choices=("gumbel", "puct"),
-        help="Gumbel search with sequential halving, or PUCT with root noise and actions sampled by visit count",
-    )
-    epsilon: Scalar = number(
-        0.0, low=0, high=1, help="probability of a random action in training, to reach positions that the search avoids"
-    )
-    considered_actions: int = static(
-        16, low=1, only_with="tree_search=gumbel", help="maximum number of actions considered at the root"
-    )
-    noise_fraction: Scalar = number(
-        0.25, low=0, high=1, only_with="tree_search=puct", help="fraction of Dirichlet noise in the prior at the root"
-    )
-    noise_concentration: Scalar = number(
-        0.3, above=0, only_with="tree_search=puct", help="concentration of the Dirichlet noise (alpha)"
-    )
-    visit_temperature: Scalar = number(
-        1.0,
-        low=0,
-        only_with="tree_search=puct",
-        help="temperature T of sampling actions by visits^(1 / T); 0: the most visited action",
-    )
-
-    def problems(self) -> list[str]:
-        """Check that mctx is installed, and return no problems.
-
-        Raises:
-          MissingExtraError: mctx is not installed.
-        """
-        if importlib.util.find_spec("mctx") is None:
-            raise MissingExtraError(type(self).__name__, "search")
-        return []
 
 
 class Expansion(struct.PyTreeNode):
@@ -73,65 +36,107 @@ class Plan(struct.PyTreeNode):
     value: jax.Array  # of the root under that policy
 
 
-def search(
-    algo: SearchFields,
-    root: Expansion,
-    expand: Callable[[PyTree, jax.Array, jax.Array], Expansion],
-    keys: jax.Array | None,
-    *,
-    mask: jax.Array | None,
-    explore: bool,
-) -> Plan:
-    """Search from each of B roots with a separate key, so that a plan does not depend on the rest of the batch.
+@field_group
+class TreeSearch(Part):
+    """Tree search before each action."""
 
-    Args:
-      algo: settings of the search.
-      root: the root nodes [B, ...], for which actions are chosen.
-      expand: a function `expand(node, action, key) -> Expansion` of the child, without batch axes; the action is an
-        int32 scalar.
-      keys: keys [B]; None only if `explore` is false and nothing is sampled.
-      mask: bool [B, actions], True for actions that are allowed at the root; None: all are allowed.
-      explore: whether to search with the noise of training; otherwise, the best action is returned.
-    """
-    import mctx  # an extra
+    simulations: int = static(32, low=1, help="number of simulations per search; each visits one new node")
+    kind: str = static(
+        "gumbel",
+        choices=("gumbel", "puct"),
+        help="Gumbel search with sequential halving, or PUCT with root noise and actions sampled by visit count",
+    )
+    considered_actions: int = static(
+        16, low=1, only_with="kind=gumbel", help="maximum number of actions considered at the root"
+    )
+    noise_fraction: Scalar = number(
+        0.25, low=0, high=1, only_with="kind=puct", help="fraction of Dirichlet noise in the prior at the root"
+    )
+    noise_concentration: Scalar = number(
+        0.3, above=0, only_with="kind=puct", help="concentration of the Dirichlet noise (alpha)"
+    )
+    visit_temperature: Scalar = number(
+        1.0,
+        low=0,
+        only_with="kind=puct",
+        help="temperature T of sampling actions by visits^(1 / T); 0: the most visited action",
+    )
 
-    if keys is None:
-        keys = jax.random.split(jax.random.key(0), root.value.shape[0])
-    # Do not use fold_in: folding in 1 returns the second key of a split, which mctx uses for its noise.
-    keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
-    options: dict[str, Any] = {"num_simulations": algo.simulations}
-    if algo.tree_search == "gumbel":
-        options |= {"max_num_considered_actions": algo.considered_actions, "gumbel_scale": 1.0 if explore else 0.0}
-    else:
-        options |= {
-            "dirichlet_fraction": algo.noise_fraction if explore else 0.0,
-            "dirichlet_alpha": algo.noise_concentration,
-            "temperature": algo.visit_temperature if explore else 0.0,
-        }
-    policy: Any = mctx.gumbel_muzero_policy if algo.tree_search == "gumbel" else mctx.muzero_policy
+    def problems(self) -> list[str]:
+        """Check that mctx is installed, and return no problems.
 
-    def recurrent(_, key, action, node):
-        found = expand(jax.tree.map(lambda x: x[0], node), action[0], key)
-        found = jax.tree.map(lambda x: jnp.asarray(x)[None], found)
-        known: Any = {name: getattr(found, name) for name in ("reward", "discount", "value")}
-        return mctx.RecurrentFnOutput(prior_logits=found.logits, **known), found.node
+        Raises:
+          MissingExtraError: mctx is not installed.
+        """
+        if importlib.util.find_spec("mctx") is None:
+            raise MissingExtraError(type(self).__name__, "search")
+        return []
 
-    def one(root, key, invalid):
-        root = jax.tree.map(lambda x: x[None], root)
-        start = mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.node)
-        output = policy((), key, start, recurrent, invalid_actions=invalid, **options)
-        tree = jax.tree.map(lambda x: x[0], output.search_tree)
-        weights = output.action_weights[0]
-        return Plan(output.action[0], weights, jnp.sum(weights * _action_values(tree)))
+    def plan(
+        self,
+        root: Expansion,
+        expand: Callable[[PyTree, jax.Array, jax.Array], Expansion],
+        keys: jax.Array | None,
+        *,
+        mask: jax.Array | None,
+        explore: bool,
+        epsilon: Number,
+    ) -> Plan:
+        """Search from each of B roots with a separate key, so that a plan does not depend on the rest of the batch.
 
-    invalid = None if mask is None else ~mask[:, None]
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx needs this
-        plan = jax.vmap(one)(root.replace(reward=(), discount=()), keys, invalid)
-    action = plan.action.astype(jnp.int32)
-    if explore:
-        epsilon = jnp.asarray(algo.epsilon, jnp.float32)
-        action = q_learning.epsilon_greedy(of_chance, action, mask, epsilon, root.logits.shape[-1])
-    return plan.replace(action=action)
+        Args:
+          root: the root nodes [B, ...], for which actions are chosen.
+          expand: a function `expand(node, action, key) -> Expansion` of the child, without batch axes; the action is an
+            int32 scalar.
+          keys: keys [B]; None only if `explore` is false and nothing is sampled.
+          mask: bool [B, actions], True for actions that are allowed at the root; None: all are allowed.
+          explore: whether to search with the noise of training; otherwise, the best action is returned.
+          epsilon: with `explore`, the probability of a random action.
+        """
+        import mctx  # an extra
+
+        if keys is None:
+            keys = jax.random.split(jax.random.key(0), root.value.shape[0])
+        # Do not use fold_in: folding in 1 returns the second key of a split, which mctx uses for its noise.
+        keys, of_chance = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+        options: dict[str, Any] = {"num_simulations": self.simulations}
+        if self.kind == "gumbel":
+            options |= {"max_num_considered_actions": self.considered_actions, "gumbel_scale": 1.0 if explore else 0.0}
+        else:
+            options |= {
+                "dirichlet_fraction": self.noise_fraction if explore else 0.0,
+                "dirichlet_alpha": self.noise_concentration,
+                "temperature": self.visit_temperature if explore else 0.0,
+            }
+        policy: Any = mctx.gumbel_muzero_policy if self.kind == "gumbel" else mctx.muzero_policy
+
+        def recurrent(_, key, action, node):
+            found = expand(jax.tree.map(lambda x: x[0], node), action[0], key)
+            found = jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+            known: Any = {name: getattr(found, name) for name in ("reward", "discount", "value")}
+            return mctx.RecurrentFnOutput(prior_logits=found.logits, **known), found.node
+
+        def one(root, key, invalid):
+            root = jax.tree.map(lambda x: x[None], root)
+            start = mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.node)
+            output = policy((), key, start, recurrent, invalid_actions=invalid, **options)
+            tree = jax.tree.map(lambda x: x[0], output.search_tree)
+            weights = output.action_weights[0]
+            return Plan(output.action[0], weights, jnp.sum(weights * _action_values(tree)))
+
+        invalid = None if mask is None else ~mask[:, None]
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx needs this
+            plan = jax.vmap(one)(root.replace(reward=(), discount=()), keys, invalid)
+        action = plan.action.astype(jnp.int32)
+        if explore:
+            epsilon = jnp.asarray(epsilon, jnp.float32)
+            action = q_learning.epsilon_greedy(of_chance, action, mask, epsilon, root.logits.shape[-1])
+        return plan.replace(action=action)
+
+
+registry.add("part", TreeSearch)
+# Its fields, by the names that they had as fields of the algorithms.
+WAS = {field.name: field.name for field in dataclasses.fields(TreeSearch)} | {"tree_search": "kind"}
 
 
 def _action_values(tree) -> jax.Array:

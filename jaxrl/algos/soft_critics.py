@@ -21,6 +21,14 @@ from jaxrl.core.types import EnvSpec, ModelState, PyTree, Replicas, TransitionBa
 from jaxrl.networks import Categorical, CategoricalReturns, Critic, QuantileReturns
 
 
+class NextActions(NamedTuple):
+    """The policy's actions at the next observations of transitions."""
+
+    policy: Any  # the policy's distributions
+    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, as expectations use all of them
+    log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
+
+
 @field_group
 class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
     """Settings of the critics' targets, and of the schedule and the values of policy updates."""
@@ -59,6 +67,75 @@ class SoftCriticFields(SupportFields, QuantileFields, ActorCriticFields):
         "min", choices=("min", "mean"), help="reduction over the critics' values in the policy's loss"
     )
 
+    def critic_step(
+        self,
+        critic: TrainState,
+        batch: TransitionBatch,
+        following: NextActions,
+        temperature: Number,
+        key: jax.Array,
+        drop: Sequence[jax.Array | None],
+        spec: EnvSpec,
+        replicas: Replicas,
+    ) -> tuple[TrainState, CriticLoss]:
+        """Take a gradient step of the critics, with target networks or one forward pass over both ends of transitions.
+
+        Equations 5 and 6 of Haarnoja et al. (2018).
+
+        Args:
+          critic: training state of the ensemble.
+          batch: normalized transitions.
+          following: the policy's actions at the next observations.
+          temperature: weight of the entropy.
+          key: a key to sample the members that compute the targets.
+          drop: two entries, keys [batch] for dropout in the targets and in the loss; None: no dropout.
+          spec: the environment's spec.
+          replicas: as passed to `update`.
+        """
+        drawn = self._drawn_critics(critic.variables, key)
+        slow = critic.variables if self.tau is None else critic.target_variables
+        outputs = None
+        if not self.joint_batch:
+            there = batch.next_observation, following.action, spec, batch.next_action_mask
+            outputs = off_policy.evaluate_critic(self.critic, slow, *there, drop[0])
+        elif self.tau is not None:
+            outputs = joint_outputs(self.critic, slow, batch, following.action, spec, drop[0])[1]
+
+        def loss(variables):
+            """Return the loss of the critics, without gradient through the targets."""
+            there = outputs
+            if self.joint_batch:
+                output, own, model_state = joint_outputs(self.critic, variables, batch, following.action, spec, drop[1])
+                there = own if outputs is None else outputs
+            else:
+                action = None if following.action is None else batch.action
+                here = batch.observation, action, spec, batch.action_mask
+                with rows_that_count(batch):
+                    output, model_state = off_policy.train_critic(self.critic, variables, *here, drop[1])
+            there = there if drawn is None else jax.tree.map(lambda x: x[drawn], there)
+            if self.target_value == "mean":
+                there = mean_member(there)
+            returns = pessimistic_returns(there, **self.support, dropped=self.dropped_quantiles)
+            target = soft_target(batch, returns, following.policy, following.log_prob, temperature, self.gamma)
+            loss, fit = off_policy.output_loss(
+                output, batch, target, spec, replicas, quantile_huber=self.quantile_huber, **self.support
+            )
+            return loss, (fit, model_state)
+
+        critic, _, fit = train_state.gradient(loss, critic).step(self.critic_optimizer, replicas)
+        return critic, fit
+
+    def _drawn_critics(self, critic: Variables, key: jax.Array) -> jax.Array | None:
+        """Sample the members that compute an update's targets (Chen et al., 2021).
+
+        Returns:
+          Indices of members, int32 [target_critics]; None if all members are used.
+        """
+        if self.target_critics is None:
+            return None
+        members = jax.tree.leaves(critic.params)[0].shape[0]
+        return jax.random.permutation(jax.random.fold_in(key, 2), members)[: self.target_critics]
+
 
 def both_ends(here: PyTree, there: PyTree) -> PyTree:
     """Concatenate two trees, whose leaves are arrays [batch, ...] or histories, to [2 * batch, ...]."""
@@ -81,74 +158,6 @@ def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.Abstrac
     if isinstance(batch.observation, History):
         return contextlib.nullcontext()
     return weighted_rows(jnp.concatenate([batch.weight] * ends))
-
-
-class NextActions(NamedTuple):
-    """The policy's actions at the next observations of transitions."""
-
-    policy: Any  # the policy's distributions
-    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, as expectations use all of them
-    log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
-
-
-def critic_step(
-    algo: SoftCriticFields,
-    critic: TrainState,
-    batch: TransitionBatch,
-    following: NextActions,
-    temperature: Number,
-    key: jax.Array,
-    drop: Sequence[jax.Array | None],
-    spec: EnvSpec,
-    replicas: Replicas,
-) -> tuple[TrainState, CriticLoss]:
-    """Take a gradient step of the critics, with target networks or one forward pass over both ends of transitions.
-
-    Equations 5 and 6 of Haarnoja et al. (2018).
-
-    Args:
-      algo: defines the ensemble, its optimizer and its targets.
-      critic: training state of the ensemble.
-      batch: normalized transitions.
-      following: the policy's actions at the next observations.
-      temperature: weight of the entropy.
-      key: a key to sample the members that compute the targets.
-      drop: two entries, keys [batch] for dropout in the targets and in the loss; None: no dropout.
-      spec: the environment's spec.
-      replicas: as passed to `update`.
-    """
-    drawn = drawn_critics(algo, critic.variables, key)
-    slow = critic.variables if algo.tau is None else critic.target_variables
-    outputs = None
-    if not algo.joint_batch:
-        there = batch.next_observation, following.action, spec, batch.next_action_mask
-        outputs = off_policy.evaluate_critic(algo.critic, slow, *there, drop[0])
-    elif algo.tau is not None:
-        outputs = joint_outputs(algo.critic, slow, batch, following.action, spec, drop[0])[1]
-
-    def loss(variables):
-        """Return the loss of the critics, without gradient through the targets."""
-        there = outputs
-        if algo.joint_batch:
-            output, own, model_state = joint_outputs(algo.critic, variables, batch, following.action, spec, drop[1])
-            there = own if outputs is None else outputs
-        else:
-            action = None if following.action is None else batch.action
-            here = batch.observation, action, spec, batch.action_mask
-            with rows_that_count(batch):
-                output, model_state = off_policy.train_critic(algo.critic, variables, *here, drop[1])
-        there = there if drawn is None else jax.tree.map(lambda x: x[drawn], there)
-        if algo.target_value == "mean":
-            there = mean_member(there)
-        returns = pessimistic_returns(there, **algo.support, dropped=algo.dropped_quantiles)
-        target = soft_target(batch, returns, following.policy, following.log_prob, temperature, algo.gamma)
-        loss, fit = off_policy.output_loss(
-            output, batch, target, spec, replicas, quantile_huber=algo.quantile_huber, **algo.support
-        )
-        return loss, (fit, model_state)
-
-    critic, _, fit = train_state.gradient(loss, critic).step(algo.critic_optimizer, replicas)
-    return critic, fit
 
 
 def joint_outputs(
@@ -192,18 +201,6 @@ def dropout_keys(
         return None, None, None
     keys = jax.random.split(jax.random.fold_in(key, 3), 3)
     return tuple(off_policy.transition_keys(k, batch, replicas) for k in keys)
-
-
-def drawn_critics(algo: SoftCriticFields, critic: Variables, key: jax.Array) -> jax.Array | None:
-    """Sample the members that compute an update's targets (Chen et al., 2021).
-
-    Returns:
-      Indices of members, int32 [target_critics]; None if all members are used.
-    """
-    if algo.target_critics is None:
-        return None
-    members = jax.tree.leaves(critic.params)[0].shape[0]
-    return jax.random.permutation(jax.random.fold_in(key, 2), members)[: algo.target_critics]
 
 
 def mean_member(output: Any) -> Any:

@@ -10,11 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl.algos import off_policy, q_learning, soft_critics, train_state
+from jaxrl.algos.base import field_group, part
 from jaxrl.algos.fields import ActorCriticFields
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.soft_critics import NextActions
+from jaxrl.algos.temperature import Temperature
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec, Network, PyTree, Replicas, TransitionBatch
@@ -72,56 +75,78 @@ def value_and_log_prob(
     return values[:, 0], log_prob, output
 
 
-def policy_step(
-    algo: ActorCriticFields,
-    policy: TrainState,
-    critic: TrainState,
-    batch: TransitionBatch,
-    temperature: Number,
-    key: jax.Array,
-    spec: EnvSpec,
-    replicas: Replicas,
-    *,
-    value_of: Callable[[Any, jax.Array], jax.Array] = lambda distribution, value: value,
-    joint: bool = False,
-    **options: Any,
-) -> tuple[TrainState, jax.Array, jax.Array]:
-    """Take a gradient step of the policy that increases the smallest critic's value and the entropy (equation 9).
+@field_group
+class SoftPolicyFields(ActorCriticFields):
+    """Policy with a weight of its entropy, and critics."""
 
-    Args:
-      algo: defines the networks and the optimizer.
-      policy, critic: training states of the policy and the critics.
-      batch: normalized transitions.
-      temperature: weight of the entropy.
-      key: keys [batch].
-      spec: the environment's spec.
-      replicas: as passed to `update`.
-      value_of: a function `value_of(distribution, value) -> value` of the policy's distributions and the values
-        [batch], whose result replaces the values.
-      joint: whether to pass observations and next observations through the policy as one batch; the loss uses only
-        the observations.
-      options: keyword arguments of `value_and_log_prob`.
+    temperature: Temperature = part(
+        Temperature,
+        default=Temperature(),
+        was={
+            "temperature": "initial",
+            "learn_temperature": "learned",
+            "temperature_learning_rate": "learning_rate",
+            "target_entropy": "target",
+            "target_entropy_fraction": "target_fraction",
+        },
+        help="weight of the policy's entropy (alpha), fixed or learned",
+    )
 
-    Returns:
-      The policy after the step, this device's loss before the step, and the log-probabilities [batch] of the actions.
-    """
-    observation, mask = seen = batch.observation, batch.action_mask
-    if joint:
-        seen = soft_critics.both_ends(seen, (batch.next_observation, batch.next_action_mask))
+    @property
+    def temperature_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer at the learning rate of the temperature."""
+        rate = self.temperature.learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
 
-    def loss(variables):
-        with soft_critics.rows_that_count(batch, 1 + joint):
-            distribution, model_state = off_policy.train_policy(algo.policy, variables, seen[0], spec, seen[1])
-        distribution = jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution)
-        value, log_prob, _ = value_and_log_prob(
-            algo.critic, critic.variables, distribution, observation, mask, key, spec, **options
-        )
-        value = value_of(distribution, value)
-        loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
-        return loss, ((loss, log_prob), model_state)
+    def policy_step(
+        self,
+        policy: TrainState,
+        critic: TrainState,
+        batch: TransitionBatch,
+        temperature: Number,
+        key: jax.Array,
+        spec: EnvSpec,
+        replicas: Replicas,
+        *,
+        value_of: Callable[[Any, jax.Array], jax.Array] = lambda distribution, value: value,
+        joint: bool = False,
+        **options: Any,
+    ) -> tuple[TrainState, jax.Array, jax.Array]:
+        """Take a gradient step of the policy that increases the smallest critic's value and the entropy (equation 9).
 
-    policy, _, (before, log_prob) = train_state.gradient(loss, policy).step(algo.policy_optimizer, replicas)
-    return policy, before, log_prob
+        Args:
+          policy, critic: training states of the policy and the critics.
+          batch: normalized transitions.
+          temperature: weight of the entropy.
+          key: keys [batch].
+          spec: the environment's spec.
+          replicas: as passed to `update`.
+          value_of: a function `value_of(distribution, value) -> value` of the policy's distributions and the values
+            [batch], whose result replaces the values.
+          joint: whether to pass observations and next observations through the policy as one batch; the loss uses only
+            the observations.
+          options: keyword arguments of `value_and_log_prob`.
+
+        Returns:
+          The policy after the step, this device's loss before it, and the log-probabilities [batch] of the actions.
+        """
+        observation, mask = seen = batch.observation, batch.action_mask
+        if joint:
+            seen = soft_critics.both_ends(seen, (batch.next_observation, batch.next_action_mask))
+
+        def loss(variables):
+            with soft_critics.rows_that_count(batch, 1 + joint):
+                distribution, model_state = off_policy.train_policy(self.policy, variables, seen[0], spec, seen[1])
+            distribution = jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution)
+            value, log_prob, _ = value_and_log_prob(
+                self.critic, critic.variables, distribution, observation, mask, key, spec, **options
+            )
+            value = value_of(distribution, value)
+            loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
+            return loss, ((loss, log_prob), model_state)
+
+        policy, _, (before, log_prob) = train_state.gradient(loss, policy).step(self.policy_optimizer, replicas)
+        return policy, before, log_prob
 
 
 def log_half_range(space: spaces.Space) -> float:

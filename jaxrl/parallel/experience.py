@@ -318,7 +318,8 @@ def deciding_settings(algo: Algorithm, holds: Callable[[Algorithm], bool]) -> di
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(algo)
-        if not field.metadata.get("pytree_node", True) and field.default is not dataclasses.MISSING
+        if (not field.metadata.get("pytree_node", True) or field.metadata.get("part"))
+        and field.default is not dataclasses.MISSING
     }
     return {
         name: getattr(algo, name)

@@ -18,7 +18,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.alphazero import Node
-from jaxrl.algos.search import Expansion, search
+from jaxrl.algos.search import Expansion, TreeSearch
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.planning import Model
@@ -89,7 +89,7 @@ def heaps(env=None):
 @pytest.mark.parametrize(("kind", "explore"), one_quick([("gumbel", True), ("gumbel", False), ("puct", False)]))
 def test_a_search_without_knowledge_finds_the_winning_moves(kind, explore):
     env, state, timestep = heaps()
-    algo = jaxrl.AlphaZero(simulations=200, tree_search=kind, network=ActorCritic(MLP((4,))))
+    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=200, kind=kind), network=ActorCritic(MLP((4,))))
     found = planned(env, algo, state, timestep, explore=explore)
     for heap, action in zip(np.asarray(ROOTS), np.asarray(found.action), strict=True):
         assert action + 1 <= heap, "allowed"
@@ -106,7 +106,7 @@ def test_a_search_without_knowledge_finds_the_winning_moves(kind, explore):
 @pytest.mark.long
 def test_a_plan_depends_on_its_own_state_and_key_alone():
     env, state, timestep = heaps()
-    algo = jaxrl.AlphaZero(simulations=8, network=ActorCritic(MLP((4,))))
+    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=8), network=ActorCritic(MLP((4,))))
     algo, actor, timestep, carry, model, spec = begun(env, algo, state, timestep)
     keys = jax.random.split(jax.random.key(0), MOST)
 
@@ -126,7 +126,7 @@ def test_a_plan_depends_on_its_own_state_and_key_alone():
 def test_random_actions_are_drawn_apart_from_the_noise_of_the_search():
     """By the same numbers, the action whose noise decides whether to act at random would be the most frequent one."""
     batch, actions = 4096, 4
-    algo = jaxrl.AlphaZero(simulations=4, epsilon=0.5)
+    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=4), epsilon=0.5)
     zeros = jnp.zeros((batch,))
     root = Expansion(jnp.zeros((batch, actions)), zeros, zeros)
     keys = jax.random.split(jax.random.key(0), batch)
@@ -134,7 +134,7 @@ def test_random_actions_are_drawn_apart_from_the_noise_of_the_search():
     def expand(node, action, key):
         return Expansion(jnp.zeros(actions), node, node)
 
-    plan = jax.jit(lambda: search(algo, root, expand, keys, mask=None, explore=True))()
+    plan = jax.jit(lambda: algo.tree_search.plan(root, expand, keys, mask=None, explore=True, epsilon=algo.epsilon))()
     assert np.abs(np.bincount(plan.action, minlength=actions) / batch - 1 / actions).max() < 0.03
 
 
@@ -177,7 +177,11 @@ def test_a_model_is_what_is_under_statistics_and_resets():
 
 
 SMALL = jaxrl.AlphaZero(
-    simulations=16, rollout_length=8, minibatches=4, learning_rate=1e-2, network=ActorCritic(MLP((16,)))
+    tree_search=TreeSearch(simulations=16),
+    rollout_length=8,
+    minibatches=4,
+    learning_rate=1e-2,
+    network=ActorCritic(MLP((16,))),
 )
 SETTINGS = {"num_envs": 16, "evaluate_every": 0, "evaluation_episodes": 4, "progress": False, "seed": 3}
 
@@ -216,7 +220,10 @@ def test_it_resumes_bit_for_bit(tmp_path):
 def test_networks_with_a_memory_and_normalized_inputs_and_rewards(kind):
     network = ActorCritic(MLP((8,)), core=GRU(4), previous_action=True, previous_reward=True)
     algo = SMALL.replace(
-        simulations=2, tree_search=kind, network=network, normalize_observation=True, normalize_reward=True
+        tree_search=TreeSearch(simulations=2, kind=kind),
+        network=network,
+        normalize_observation=True,
+        normalize_reward=True,
     )
     result = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **SETTINGS)
     assert result.evaluation.episodes == 4
@@ -273,7 +280,7 @@ def test_tic_tac_toe_is_won_and_defended(kind):
     found = [position(env, moves) for moves, _ in POSITIONS.values()]
     state, timestep = jax.tree.map(lambda *x: jnp.stack(x), *found)
     assert timestep.discount.tolist() == [-1.0] * len(found)
-    algo = jaxrl.AlphaZero(simulations=400, tree_search=kind, network=ActorCritic(MLP((4,))))
+    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=400, kind=kind), network=ActorCritic(MLP((4,))))
     action = planned(env, algo, state, timestep).action
     assert dict(zip(POSITIONS, action.tolist(), strict=True)) == {name: best for name, (_, best) in POSITIONS.items()}
 

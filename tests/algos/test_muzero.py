@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 
 import jaxrl
 from jaxrl.algos import q_learning
+from jaxrl.algos.search import TreeSearch
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import SequenceBatch
 from jaxrl.networks import MLP, ModelNetwork
@@ -32,7 +33,7 @@ ALGO = jaxrl.MuZero(
     v_min=-EDGE,
     v_max=EDGE,
     value_cost=COST,
-    simulations=4,
+    tree_search=TreeSearch(simulations=4),
     network=NETWORK,
 )
 KEY = jax.random.key(7)
@@ -182,7 +183,7 @@ def test_scalars_come_back_from_their_atoms():
 SMALL = ALGO.replace(
     optimizer=jaxrl.algos.optimizers.Adam(),
     learning_rate=1e-2,
-    simulations=6,
+    tree_search=TreeSearch(simulations=6),
     capacity=4_096,
     min_size=256,
     batch_size=32,

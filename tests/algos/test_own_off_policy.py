@@ -76,7 +76,7 @@ class JointSAC(StochasticActing, ReplayFields):
     def update(
         self, state: JointSACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[JointSACState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
         next_action, next_log_prob = following.sample_and_log_prob(next_key)

@@ -43,6 +43,7 @@ from jaxrl.algos import normalization, q_learning, soft_critics
 from jaxrl.algos.acting import Noise
 from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam, AdamW
+from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.algos.sac import ReturnScale
 from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
@@ -369,11 +370,11 @@ def normalized(observation, before):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("flashsac", {"largest_return": 0.5}),
-        ("flashsac", {"largest_return": 50.0}),
+        ("flashsac", {"reward_scale": RewardScale(largest_return=0.5)}),
+        ("flashsac", {"reward_scale": RewardScale(largest_return=50.0)}),
         ("xqc", {}),
         ("simba", {}),
-        ("simbav2", {"largest_return": 1.0}),
+        ("simbav2", {"reward_scale": RewardScale(largest_return=1.0)}),
     ],
 )
 def test_presets(name, fields):
@@ -403,11 +404,11 @@ def test_presets(name, fields):
     next_key, key = jax.random.split(KEY)
 
     total, reach = rewards_and_reach(b)
-    if algo.normalize_reward:
+    if (scale := algo.reward_scale) is not None:
         now = GAMMA * np.asarray(b.extras["discounted_return"]) + np.asarray(b.rewards, np.float64)[:, 0]
         returns = np.concatenate([returns, now[COUNTED]])
-        largest = 0.0 if algo.largest_return is None else np.abs(returns).max() / algo.largest_return
-        assert (returns.std() > largest) == (algo.largest_return in (None, 50.0))
+        largest = 0.0 if scale.largest_return is None else np.abs(returns).max() / scale.largest_return
+        assert (returns.std() > largest) == (scale.largest_return in (None, 50.0))
         total, reach = rewards_and_reach(b, 1.0 / max(returns.std(), largest))
         assert float(new.return_scale.largest) == pytest.approx(np.abs(returns).max(), rel=1e-6)
 
@@ -477,7 +478,7 @@ def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
         joint_batch=True,
         joint_policy=True,
         policy_delay=2,
-        normalize_reward=True,
+        reward_scale=RewardScale(),
         noise=Noise(random_correlation=0.9, hold=16),
     )
     env = jaxrl.make("probe:ActionReward", continuous=True)
@@ -494,7 +495,7 @@ def test_memory_goes_with_the_parts():
         joint_batch=True,
         joint_policy=True,
         tau=None,
-        normalize_reward=True,
+        reward_scale=RewardScale(),
         memory=Memory(length=4, burn_in=2),
         capacity=256,
         min_size=64,

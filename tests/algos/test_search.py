@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.algos import search
-from jaxrl.algos.search import Expansion
+from jaxrl.algos.search import Expansion, TreeSearch
 
 PRIOR, NETWORK, SIMULATIONS = np.array([0.5, 0.3, 0.2]), 0.2, 4
 REWARDS = np.array([1.0, -1.0, 0.5])  # of each action, and nothing follows
@@ -15,7 +14,7 @@ REWARDS = np.array([1.0, -1.0, 0.5])  # of each action, and nothing follows
 
 def plan(kind):
     """Search where an action's reward is all there is; of three actions, Gumbel search visits the likeliest two."""
-    algo = jaxrl.MuZero(simulations=SIMULATIONS, tree_search=kind, considered_actions=2)
+    algo = jaxrl.MuZero(tree_search=TreeSearch(simulations=SIMULATIONS, kind=kind, considered_actions=2))
 
     def expand(node, action, key):
         return Expansion(jnp.zeros(3), jnp.float32(0.0), node, jnp.asarray(REWARDS, jnp.float32)[action], 0.0)
@@ -23,7 +22,9 @@ def plan(kind):
     logits = jnp.asarray(np.log(PRIOR), jnp.float32)[None]
     root = Expansion(logits, jnp.asarray([NETWORK], jnp.float32), jnp.zeros((1, 1)))
     keys = jax.random.split(jax.random.key(0), 1)
-    found = jax.jit(lambda root, keys: search.search(algo, root, expand, keys, mask=None, explore=False))(root, keys)
+    found = jax.jit(
+        lambda root, keys: algo.tree_search.plan(root, expand, keys, mask=None, explore=False, epsilon=0.0)
+    )(root, keys)
     return jax.tree.map(lambda x: np.asarray(x)[0], found)
 
 

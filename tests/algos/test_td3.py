@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.continuous import DDPG, SAC, SPEC, TD3, initial, transitions, updated
 
+from jaxrl.algos.resets import Resets
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -20,9 +21,9 @@ def same(one, other):
 @pytest.mark.parametrize("algo", [TD3, SAC], ids=["td3", "sac"])
 def test_where_a_reset_is_due_all_that_is_learned_begins_anew(algo):
     """The statistics, the counts and what was collected stay (Nikishin et al., 2022, arXiv:2205.07802)."""
-    algo, batch = algo.replace(normalize_observation=True, reset_at=(2, 9)), transitions()
+    algo, batch = algo.replace(normalize_observation=True, resets=Resets(at=(2, 9))), transitions()
     state = updated(algo, initial(algo), batch, KEY)[0]
-    usual, reset = (updated(one, state, batch, KEY)[0] for one in (algo.replace(reset_at=(1, 3)), algo))
+    usual, reset = (updated(one, state, batch, KEY)[0] for one in (algo.replace(resets=Resets(at=(1, 3))), algo))
     resolved = resolve_schedules(algo, jnp.float32(0))
     anew = resolved.init(jax.random.fold_in(KEY, 2**31 - 1), SPEC)
     kept = {name: getattr(usual, name) for name in ("statistics", "updates", "policy_loss") if hasattr(usual, name)}

@@ -10,11 +10,13 @@ from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam, RMSProp
+from jaxrl.algos.resets import Resets
+from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.core.sources import FrameStack, Lifo, View
 from jaxrl.networks import MLP, Actor, Critic
 
 OPTIONAL = ("policy_learning_rate", "lagrange_threshold", "discriminator_learning_rate")
-PARTS = ("kl_penalty", "prioritized", "whole_episodes")
+PARTS = ("kl_penalty", "prioritized", "resets", "reward_scale", "whole_episodes")
 OTHER = {
     "kl_penalty": KLPenalty(),
     "prioritized": PrioritizedReplay(),
@@ -48,7 +50,9 @@ OTHER = {
     "correlation": 0.5,
     "random_correlation": 0.6,
     "hold": 4,
-    "reset_at": (2, 5),
+    "at": (2, 5),
+    "resets": Resets(at=(2, 5)),
+    "reward_scale": RewardScale(),
     "target_value": "mean",
     "policy_value": "mean",
     "target_critics": 1,

@@ -13,6 +13,7 @@ from jaxrl import envs, networks
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.fields import Memory
 from jaxrl.algos.kl_penalty import KLPenalty
+from jaxrl.algos.search import TreeSearch
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.types import NetworkInputs
 
@@ -38,11 +39,11 @@ ALGORITHMS = {
     "recurrent_a2c": (A2C.replace(network=RECURRENT), 600),
     "impala": (IMPALA, 800),
     "vmpo": (jaxrl.VMPO(**ON_POLICY, target_period=2), 800),
-    "alphazero": (jaxrl.AlphaZero(**ON_POLICY, simulations=4, gae_lambda=0.9), 100),
+    "alphazero": (jaxrl.AlphaZero(**ON_POLICY, tree_search=TreeSearch(simulations=4), gae_lambda=0.9), 100),
     "muzero": (
         jaxrl.MuZero(
             **FALLING,
-            simulations=8,
+            tree_search=TreeSearch(simulations=8),
             unroll_steps=2,
             n_step=3,
             v_min=-12.0,

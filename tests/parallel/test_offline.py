@@ -15,6 +15,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.base import algorithm
+from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
@@ -296,10 +297,13 @@ class FromData(jaxrl.DQN):
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
         ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover or max_times_sampled"),
         (
-            {"algo": jaxrl.SAC(normalize_reward=True)},
-            "SAC with normalize_reward=True learns from discounted_return, .* not contain; train without a dataset or ",
+            {"algo": jaxrl.SAC(reward_scale=RewardScale())},
+            "SAC with reward_scale=.* learns from discounted_return, .* not contain; train without a dataset or ",
         ),
-        ({"env": ENV, "algo": jaxrl.SAC(normalize_reward=True)}, "with normalize_reward=True .* not contain; train"),
+        (
+            {"env": ENV, "algo": jaxrl.SAC(reward_scale=RewardScale())},
+            "with reward_scale=.* not contain; train",
+        ),
         (
             {"algo": "muzero"},
             "^MuZero learns from search_policy and search_value, .* not contain; train without a dataset",
