@@ -32,7 +32,10 @@ FILES = {
     "buffers/ring.py": (8, "buffers/test_sequences.py buffers/test_replay.py buffers/test_index.py"),
     "buffers/index.py": (9, "buffers/test_index.py buffers/test_replay.py buffers/test_views.py"),
     "parallel/rollout.py": (8, "parallel/test_rollout.py run/test_evaluation.py run/test_rows.py core/test_report.py"),
-    "parallel/iteration.py": (8, "parallel/test_experience.py run/test_training.py parallel/test_topologies.py"),
+    "parallel/iteration.py": (
+        8,
+        "parallel/test_experience.py parallel/test_replay_ratio.py faults/test_numerics.py buffers/test_episodes.py",
+    ),
     "run/directory/checkpoint.py": (8, "run/test_checkpoint.py run/test_loading.py"),
 }
 OPPOSITE: dict[type, type] = {

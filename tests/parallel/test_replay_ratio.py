@@ -64,7 +64,9 @@ def after(algo, topology, iterations, env=ENV):
         for length in (iterations // 3, iterations - iterations // 3):
             if length:
                 state, report = program.chunk(algo, env, state, length, 10**6)
-                made += float(report.metrics()["train/updates"])
+                metrics = report.metrics()
+                made += float(metrics["train/updates"])
+                assert not float(report.iterations) or metrics["update/weight"] == 1.0, "a mean over updates"
         return int(state.learner), made
 
 

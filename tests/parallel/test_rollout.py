@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import on_policy
 from helpers.programs import ALGORITHMS, ENV, assert_equal, plain
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core import keys
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import env_spec
+from jaxrl.core.types import Episode, Rollout, env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel import host_rollout
@@ -157,3 +158,28 @@ def test_a_policy_gives_actions_within_the_box():
     action, memory = Policy(WIDE, actor, BOXED_SPEC)(np.zeros((64, 1), np.float32), key=jax.random.key(0))
     assert np.abs(action).max() == 2.0
     np.testing.assert_array_equal(memory.previous_action, action)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sums_are_those_of_the_episodes_that_ended(whole):
+    """Of whole episodes, a column after its own does not count."""
+    timesteps, rng = on_policy.moments(), np.random.default_rng(0)
+    returns = jnp.asarray(rng.normal(3.0, 2.0, timesteps.first.shape), jnp.float32)
+    lengths = jnp.asarray(rng.integers(1, 99, timesteps.first.shape), jnp.int32)
+    timesteps = timesteps.replace(episode=Episode(returns, lengths, complete=timesteps.last if whole else None))
+    rollout = Rollout(timesteps, (), {}, (), (), whole_episodes=whole)
+    found = jax.device_get(jax.jit(ro.episode_sums)(rollout)).metrics()
+    ended = np.asarray(timesteps.last[1:])
+    if whole:
+        ended = ended & (np.cumsum(np.asarray(timesteps.first[1:]), axis=0) == 0)
+    chosen = np.asarray(returns, np.float64)[1:][ended]
+    assert int(found["episodes"]) == ended.sum() > 3
+    np.testing.assert_allclose(found["return_mean"], chosen.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["return_std"], chosen.std(), rtol=1e-5)
+    np.testing.assert_allclose(found["length_mean"], np.asarray(lengths)[1:][ended].mean(), rtol=1e-5)
+
+
+def test_environments_by_default_are_one_for_transitions_and_eight_otherwise():
+    for algo, least in ((jaxrl.DQN(), 1), (jaxrl.R2D2(), 8), (jaxrl.PPO(), 8)):
+        assert [ro.default_num_envs(algo, multiple) for multiple in (1, 3)] == [least, -(-least // 3) * 3]
+        assert ro.default_num_envs(algo, 1, agents=2) == 2 * least
