@@ -21,7 +21,8 @@ from jaxrl.core.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_RARE = ("host environments", "devices and machines")  # help sections that only --help-all shows, at the end
+# Help sections that only --help-all shows, at the end, as it does those of networks.
+_RARE = ("host environments", "devices and machines")
 _NARROW = 40  # characters
 
 
@@ -204,7 +205,8 @@ def _help(command, description, flags, helps, whole):
     for flag in flags:
         title = "positional" if flag.positional else "required" if flag.required else flag.title
         sections.setdefault(title, []).append((flag.usage, flag.described()))
-    rare = {title: sections.pop(title) for title in _RARE if title in sections}
+    networks = {flag.title: None for flag in flags if "." in flag.name}
+    rare = {title: sections.pop(title) for title in (*networks, *_RARE) if title in sections}
     if rare and not whole:
         description += f"\n\n--help-all also shows the flags of: {', '.join(rare)}."
     words = [command, *(usage for usage, _ in sections["positional"])]
