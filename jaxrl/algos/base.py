@@ -76,7 +76,8 @@ def part(
       kind: the part's class.
       default: None, or an instance; then None is allowed only if the annotation contains it.
       was: the part's fields, by the names that they had as fields of the algorithm in older configurations.
-      switch: the field and its value that enabled the part then, such as "objective=kl"; None: the part's field, true.
+      switch: a field of older configurations only, such as "sequence_length"; None: the field of the part's own name. A
+        part that may be None was enabled if this field was true, or had the value after "=", as in "objective=kl".
       **metadata: `help` and `only_with`, as for `number`.
     """
     return _field(default, True, part=kind, was=was and (switch, was), **metadata)
@@ -364,19 +365,20 @@ def required(algo: Any, field: str) -> Any:
     return value
 
 
-def field_problems(algo: "DataclassInstance", name: str = "") -> list[str]:
+def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None) -> list[str]:
     """Explain values of a wrong type, outside their limits or without effect, and conflicts between fields.
 
     Args:
       algo: an algorithm or a part.
       name: its name in the messages; by default, that of its class.
+      usual: a part with the default values; None: those of the class.
     """
     problems, name = [], name or type(algo).__name__
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{name}.{field.name}"
         if has_effect(algo, field.name):
             problems += _relation_problems(algo, label, field, value)
-        elif not _is_default(value, field.default):
+        elif not _is_default(value, getattr(usual, field.name, field.default)):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
         problems += _value_problems(label, field, value)
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
@@ -398,7 +400,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
     if field.metadata.get("part") is not None:
-        return [] if value is None else field_problems(value, label)
+        return [] if value is None else field_problems(value, label, field.default)
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]

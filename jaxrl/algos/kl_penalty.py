@@ -22,7 +22,7 @@ class KLPenalty(Part):
         return jnp.asarray(self.initial, jnp.float32)
 
     def loss(self, weight: jax.Array, divergence: jax.Array, replicas: Replicas) -> jax.Array:
-        """Return this device's share of `weight * KL + cutoff_cost * max(0, KL - 2 * target)^2`.
+        """Return `weight * KL + cutoff_cost * max(0, KL - 2 * target)^2`, with the gradient of this device's share.
 
         This is equation 8 with the hinge of BatchPPO, whose `cutoff_cost` is 1000.
 

@@ -58,11 +58,13 @@ class MinibatchFields:
         sizes = {"shards": shards, "count": self.minibatches, "recurrent": self._recurrent}
         if (whole := getattr(self, "whole_episodes", None)) is None:
             return minibatch_problems(rows=self.rollout_length, num_envs=num_envs, **sizes)
-        if whole.episodes % shards:
+        if not isinstance(whole.episodes, int) or whole.episodes % shards:
             return []  # reported by the episode buffer, for all algorithms
         # Batches have a multiple of `minibatches` rows.
         found = minibatch_problems(rows=self.minibatches, num_envs=whole.episodes, **sizes)
-        return [line.replace("num_envs", "episodes").replace("environments", "episodes") for line in found]
+        return [
+            line.replace("num_envs", "whole_episodes.episodes").replace("environments", "episodes") for line in found
+        ]
 
     @property
     def _recurrent(self) -> bool:

@@ -209,7 +209,7 @@ class RND(Part):
 
 
 def with_bonus(bonus: RND | None, advantages: jax.Array, intrinsic: jax.Array | None) -> jax.Array:
-    """Return the weighted sum of advantages and of those returned by `explore` (Burda et al., 2018, section 2.3)."""
+    """Return the weighted sum of advantages and of those returned by `RND.update` (Burda et al., 2018, section 2.3)."""
     if bonus is None or intrinsic is None:
         return advantages
     return bonus.extrinsic_weight * advantages + bonus.intrinsic_weight * intrinsic

@@ -69,7 +69,7 @@ class TreeSearch(Part):
           MissingExtraError: mctx is not installed.
         """
         if importlib.util.find_spec("mctx") is None:
-            raise MissingExtraError(type(self).__name__, "search")
+            raise MissingExtraError("tree search", "search")
         return []
 
     def plan(

@@ -74,7 +74,7 @@ class EpisodeBuffer:
         """Return the problems with the source's settings, one line each, or an empty list."""
         count, longest = self.source.count, self.source.max_length
         if count % self.shards:
-            return [f"whole_episodes: episodes={count} is not divisible by {self.shards} shards; use a multiple"]
+            return [f"whole_episodes.episodes={count} is not divisible by {self.shards} shards; use a multiple"]
         if (rows := (longest + 1) * self.slots * self.shards) >= 2**31:
             return [f"{rows:,} rows are needed to store episodes of {longest:,} transitions; they must be under 2^31"]
         return []

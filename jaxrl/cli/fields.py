@@ -78,7 +78,7 @@ def typed(flags: Sequence[Flag]) -> list[Flag]:
 
 
 _QUOTED_PART, _QUOTED_FLAG = r"`([A-Z]\w*)\((.*?)\)`", r"`([a-z]\w*)()(?:=\"?(\w+)\"?)?`"
-_CONDITION = r"(?<![\w.-])([a-z_]+)(\.[a-z]+)?(?:=(\w+))?"  # clip, objective=kl or network.head=actionvalues
+_CONDITION = r"(?<![\w.-])([a-z_]+)(\.[a-z]+)?(?:=(\w+))?"  # clip, kind=puct or network.head=actionvalues
 _NAME = r"(?<![\w.:=-])([a-z]+(?:_[a-z]+)+)()()(?![\w.=]|:\w)"
 
 
@@ -136,10 +136,6 @@ def written(value: Any) -> str:
     if schedules.is_schedule(value):
         return str(schedules.to_config(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        words = [
-            f"{name}={written(x).replace(':', ',' if schedules.is_schedule(x) else ':')}"
-            for name, x in arguments.items()
-        ]
-        return ":".join([type(value).__name__.lower(), *words])
+        arguments = (f"{field.name}={written(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return ":".join([type(value).__name__.lower(), *arguments])
     return flags.written(value)

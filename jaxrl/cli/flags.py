@@ -190,7 +190,9 @@ def _texts(command, flags, argv):
         elif many:
             texts.setdefault(flag.name, []).extend(found)
         elif found or implied or flag.bare:
-            texts[flag.name] = found or [implied or flag.bare]
+            found = found or [implied or flag.bare]
+            # A part is changed by all its flags.
+            texts[flag.name] = [":".join([*texts.get(flag.name, ()), *found])] if flag.bare else found
         else:
             print(f"{flag.option} needs a value; see {command} --help", file=sys.stderr)
             raise SystemExit(2)

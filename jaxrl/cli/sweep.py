@@ -171,8 +171,11 @@ def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
     for name, texts in parsed.texts.items():
         if name not in {*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *settings}:
             words += [option(name), *texts]
+    flags = {flag.name for flag in table.algorithm_flags(parsed.algorithm)[0]}
     for name, value in settings.items():
-        words += [option(name), repr(value) if isinstance(value, float) else written(value)]
+        text = repr(value) if isinstance(value, float) else written(value)
+        part, _, field = name.partition(".")
+        words += [option(name), text] if name in flags else [option(part), f"{field}={text}"]
     return shlex.join(words)
 
 

@@ -182,14 +182,16 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 def _read_part(parts, text):
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
-    if len(parts) == 1 and name.lower() not in by_name:  # the name of the only part may be omitted
-        name, words = parts[0].name, [name, *words]
-    elif name.lower() not in by_name:
-        raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
+    if name.lower() not in by_name:
+        if len(parts) > 1 or not ("=" in name or _fits(next(iter(parts[0].fields.values())), name)):
+            raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
+        name, words = parts[0].name, [name, *words]  # the name of the only part may be omitted
     part = by_name[name.lower()]
     fields = list(part.fields)
     values: dict[str, Any] = {}
-    for position, word in enumerate(words):
+    position = -1
+    while words:
+        position, word = position + 1, words.pop(0)
         field, equals, value = word.partition("=")
         if not equals:
             if position >= len(fields):
@@ -199,10 +201,19 @@ def _read_part(parts, text):
                 raise ConfigError(_with_commas(part, words, position))
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
-        kind = part.fields[field]
-        # Within a part, commas separate the numbers of a schedule.
-        values[field] = read(kind, value.replace(",", ":") if kind.name == "number" else value)
+        while value.partition(":")[0].lower() in schedule_text.USAGE and words and "=" not in words[0]:
+            value = f"{value}:{words.pop(0)}"  # the numbers of a schedule
+        values[field] = read(part.fields[field], value)
     return Unmade(partial(_part, part.made_by, values, len(parts) == 1))
+
+
+def _fits(kind, text):
+    """Return whether a text can be read, or is the name of a schedule, whose numbers follow."""
+    try:
+        read(kind, text)
+    except ConfigError:
+        return kind.name == "number" and text.lower() in schedule_text.USAGE
+    return True
 
 
 def _with_commas(part, words, position):

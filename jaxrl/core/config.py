@@ -99,7 +99,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
         if moved := field.metadata.get(WAS):
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
-            fields = {**fields, field.name: {"type": registry.name_of(kind), **part}}
+            fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}
     known = {field.name for field in dataclasses.fields(cls)}
     # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
@@ -109,10 +109,12 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
 def _with_part(cls, field, switch, was, fields):
     """Return a configuration's fields with those of an older version that `was` names as one part."""
     name, _, value = (switch or field.name).partition("=")
-    kind, now = registry.name_of(field.metadata["part"]), fields.get(name)
-    if now is None or isinstance(now, Mapping) and now.get("type", kind) == kind:
+    now, part = fields.get(name), fields.get(field.name)
+    number = not isinstance(part, Mapping) or "array" in part or str(part.get("type")).startswith("schedule:")
+    if now is None or not number:
         return fields
-    own = {was[old]: item for old, item in fields.items() if old in was} | {"type": kind}
+    own = {was[old]: item for old, item in fields.items() if old in was}
+    own["type"] = registry.name_of(field.metadata["part"])
     on = not _fits(None, _hints(cls).get(field.name)) or (now == value if value else now)
     return {old: item for old, item in fields.items() if old not in (name, *was)} | {field.name: own if on else None}
 

@@ -90,12 +90,16 @@ _ELSEWHERE = {
     "clip_range": "clip",
     "clip_range_vf": "clip_value",
     "clip_vloss": "clip_value",
+    "considered_actions": "tree_search",
     "ent_coef": "entropy_cost",
     "env_id": "env",
     "exploration_fraction": "epsilon",
     "gradient_steps": "replay_ratio",
     "importance_exponent": "prioritized",
+    "initial_penalty": "kl_penalty",
+    "kl_cutoff_cost": "kl_penalty",
     "kl_target": "kl_penalty",
+    "largest_return": "reward_scale",
     "learn_temperature": "temperature",
     "learning_starts": "min_size",
     "lr": "learning_rate",
@@ -105,9 +109,12 @@ _ELSEWHERE = {
     "n_steps": "rollout_length",
     "net_arch": "network",
     "noise_clip": "target_noise_clip",
+    "noise_concentration": "tree_search",
     "noise_correlation": "noise",
+    "noise_fraction": "tree_search",
     "noise_hold": "noise",
     "norm_adv": "normalize_advantage",
+    "normalize_reward": "reward_scale",
     "num_minibatches": "minibatches",
     "num_steps": "rollout_length",
     "objective": "kl_penalty",
@@ -116,25 +123,28 @@ _ELSEWHERE = {
     "policy_lr": "policy_learning_rate",
     "policy_noise": "target_noise",
     "priority_exponent": "prioritized",
-    "reset_at": "resets",
     "q_lr": "learning_rate",
     "random_correlation": "noise",
     "remover": "view",
+    "reset_at": "resets",
     "sequence_length": "memory",
     "simulations": "tree_search",
     "target_entropy": "temperature",
+    "target_entropy_fraction": "temperature",
     "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
+    "temperature_learning_rate": "temperature",
     "total_timesteps": "total_steps",
     "train_freq": "replay_ratio",
     "train_frequency": "replay_ratio",
     "update_epochs": "epochs",
     "vf_coef": "value_cost",
+    "visit_temperature": "tree_search",
 }
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
-    """Return the error for an unknown name, suggesting close names, or the name for one of another library or version.
+    """Return the error for an unknown name, with close names, or the name of this setting elsewhere or before.
 
     Args:
       kind: the kind of name, in words ("environment", "algorithm", "field of PPO").

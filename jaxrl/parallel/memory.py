@@ -97,7 +97,7 @@ def check_run(
 def _size(source):
     """Return the fields that limit the size of a source's storage, with their values; {} without storage."""
     if isinstance(source, Episodes):
-        return {"max_episode_length": source.max_length, "rollout_length": source.length}
+        return {"whole_episodes.max_length": source.max_length, "rollout_length": source.length}
     return {"capacity": source.capacity} if source.over is None else {}
 
 

@@ -68,9 +68,10 @@ class PBTResult(SweepResult):
 
     @property
     def schedules(self) -> dict[str, PiecewiseConstant]:
-        """The hyperparameters of the winner's lineage as schedules, for a later run: `jaxrl.PPO(**result.schedules)`.
+        """The hyperparameters of the winner's lineage as schedules, for a later run.
 
-        If a hyperparameter is itself a schedule, its value in the middle of each interval is used.
+        `jaxrl.make_algorithm("ppo", **result.schedules)` makes an algorithm with them. If a hyperparameter is itself a
+        schedule, its value in the middle of each interval is used.
         """
         return {name: self.lineage.schedule(name) for name in self.lineage.hyperparameters}
 

@@ -12,7 +12,7 @@ from helpers.other_fields import OPTIONAL, PARTS, assert_numbers_count, static_f
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
-from jaxrl.algos.base import changed, field_group, field_problems, has_effect, owner_at, parts
+from jaxrl.algos.base import changed, field_group, field_problems, has_effect, owner_at, parts, replace
 from jaxrl.algos.fields import CombinedReplayFields, Memory, PrioritizedReplay, ReplayFields, SequenceFields
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
@@ -205,3 +205,11 @@ def test_a_restated_field_keeps_what_is_not_restated():
     assert group.metadata == restated.metadata
     limits = jaxrl.GAIL.__dataclass_fields__["gamma"].metadata["limits"]
     assert limits == {"low": 0, "below": 1}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, cls in OWN_ALGORITHMS.items() if hasattr(cls, "temperature_optimizer")]
+)
+def test_a_value_of_a_part_without_effect_may_be_the_algorithms_default(name):
+    """REPPO's temperature has a target entropy of its own, which a fixed temperature does not read."""
+    assert field_problems(replace(OWN_ALGORITHMS[name](), **{"temperature.learned": False})) == []

@@ -32,13 +32,15 @@ import jaxrl
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.on_policy import WholeEpisodes
+from jaxrl.algos.temperature import Temperature
 from jaxrl.cli import fields, flags, main, run_summary, runs, table, values
 from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
+from jaxrl.cli.sweep import train_command
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks import GRU, MLP
+from jaxrl.networks import GRU, MLP, Actor
 from jaxrl.run.directory import sweep_directory
 from jaxrl.run.directory.loading import load_run
 from jaxrl.run.presets import PRESETS
@@ -71,7 +73,7 @@ def said(capsys, monkeypatch):
 def read(words, algo=None):
     """A command line of `jaxrl train`, and PPO with its flags."""
     given = runs.read("train", words)
-    made, problems = flags.build_parts(given.values)
+    made, problems = flags.build_parts(given.values, algo)
     assert not problems
     return given, flags.with_flags(algo or jaxrl.PPO(), made)
 
@@ -492,6 +494,30 @@ def test_switches_that_may_be_left_open_need_no_value(words, normalized, shared)
 )
 def test_the_flag_of_a_part_needs_neither_its_name_nor_a_value(words, part):
     assert read(["dqn", *RUN[1:], *words], jaxrl.DQN())[1].munchausen == part
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--prioritized", "beta=linear:0.4:1:exponent=0.7"], {"beta": Linear(0.4, 1.0), "exponent": 0.7}),
+        (
+            ["--prioritized", "linear:0.4:0.6:0.5", "--prioritized", "beta=0.3"],
+            {"exponent": Linear(0.4, 0.6, 0.5), "beta": 0.3},
+        ),
+        (["--prioritized"], {}),
+    ],
+)
+def test_flags_of_a_part_change_only_what_they_name(words, part):
+    """R2D2's priorities have other numbers than the class; the numbers of a schedule are its own."""
+    usual = jaxrl.R2D2().prioritized
+    assert read(["r2d2", *RUN[1:], *words], jaxrl.R2D2())[1].prioritized == usual.replace(**part)
+
+
+def test_the_command_of_a_search_sets_the_fields_of_parts():
+    given = runs.ParsedCommand("tune", "sac", {}, {"temperature": ["initial=0.1"]}, {})
+    words = shlex.split(train_command(given, {"temperature.learning_rate": 0.001, "policy.widths": (8, 8)}))[2:]
+    algo = read([*words, "--env", "gymnax:Pendulum-v1", "--total-steps", "9"], jaxrl.SAC())[1]
+    assert algo == jaxrl.SAC(temperature=Temperature(initial=0.1, learning_rate=0.001), policy=Actor(widths=(8, 8)))
 
 
 @pytest.mark.parametrize("word", ["--no-clip-value=True", "--network.no-shared=True", "-clip-value"])

@@ -14,7 +14,10 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import networks
+from jaxrl.algos.base import field_group
+from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import RAdam, RMSProp
+from jaxrl.algos.temperature import Temperature
 from jaxrl.core import schedules, spaces
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import ConfigError
@@ -197,3 +200,20 @@ def test_what_cannot_be_written_says_so_when_it_is_read():
     assert " at 0x" not in json.dumps(encode(test_values)), "else a run could not be resumed by another process"
     with pytest.raises(ConfigError, match=r"<function[\s\S]*algo=..., env="):
         there_and_back(test_values)
+
+
+def test_fields_of_older_configurations_are_those_of_parts():
+    with nothing_registered_for_good():
+
+        @jaxrl.register
+        @field_group
+        class OwnMunchausen(Munchausen):
+            """A user's part in place of jaxrl's."""
+
+        own = jaxrl.DQN(munchausen=OwnMunchausen(scale=0.5))
+        assert there_and_back(own) == own
+    written = encode(jaxrl.SAC()) | {"learn_temperature": False}
+    for number in (0.1, {"array": [0.1], "shape": [], "dtype": "float64"}):
+        assert decode(written | {"temperature": number}) == jaxrl.SAC(
+            temperature=Temperature(initial=0.1, learned=False)
+        )

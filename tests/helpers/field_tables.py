@@ -12,21 +12,30 @@ LIMITS = {"low": "at least", "above": "more than", "high": "at most", "below": "
 
 
 def expected_table(cls: type) -> str:
-    """Return the Markdown table of an algorithm's fields: name, default, whether it is traced, help and limits."""
-    lines = [HEADER]
+    """Return the Markdown table of an algorithm's fields and of those of its parts, by dotted names."""
+    return "\n".join([HEADER, *_rows(cls, {field.name: field.default for field in dataclasses.fields(cls)})])
+
+
+def _rows(cls, defaults, within=""):
+    """Return a row for each field: name, default, whether it is traced, help and limits."""
+    lines = []
     for field in dataclasses.fields(cls):
-        limits = field.metadata.get("limits", {})
+        limits, part = field.metadata.get("limits", {}), field.metadata.get("part")
         what = [field.metadata.get("help", "")]
         what += [f"{LIMITS[name]} {limit:g}" for name, limit in limits.items() if name in LIMITS]
         if "choices" in limits:
             what.append("one of " + ", ".join(f'`"{choice}"`' for choice in limits["choices"]))
         if field.metadata.get("only_with"):
             what.append(f"only with `{field.metadata['only_with']}`")
-        traced = "yes" if field.metadata.get("pytree_node", True) else ""
+        traced = "yes" if field.metadata.get("pytree_node", True) and not part else ""
+        default = defaults[field.name]
         lines.append(
-            f"| `{field.name}` | `{written(field.default)}` | {traced} | {'; '.join(part for part in what if part)} |"
+            f"| `{within}{field.name}` | `{written(default)}` | {traced} | {'; '.join(text for text in what if text)} |"
         )
-    return "\n".join(lines)
+        if part:
+            own = part() if default is None else default
+            lines += _rows(part, vars(own), f"{within}{field.name}.")
+    return lines
 
 
 def written(value: object) -> str:

@@ -60,7 +60,7 @@ TRAININGS = {
 # Runs until an evaluation reaches a mark, with and without demonstrations.
 DEMONSTRATIONS = {
     "DQN in MountainCar, at the defaults": "mountaincar-dqn",
-    "SAC in MountainCarContinuous, `--random-correlation none`": "mountaincarcontinuous",
+    "SAC in MountainCarContinuous, `--noise random_correlation=none`": "mountaincarcontinuous",
     "the same, at the defaults": "mountaincarcontinuous-defaults",
     "SAC in Pendulum, (64, 64)": "pendulum",
 }

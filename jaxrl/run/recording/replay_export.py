@@ -57,7 +57,7 @@ def export_replay(
       run: a `Result`, or a run directory whose checkpoints contain the replay buffer.
       path: the directory to create.
       replay: name of a replay buffer of the algorithm, or of a view; None: the only replay buffer.
-      unfinished: except with table storage, also write unfinished episodes, as "cut off".
+      unfinished: also write unfinished episodes, as "cut off"; the items of a view are always written.
       step: the checkpoint to read; None: the newest.
       best: read the checkpoint with the highest evaluation return instead.
 
