@@ -189,7 +189,7 @@ def _read_part(parts, text):
     part = by_name[name.lower()]
     fields = list(part.fields)
     values: dict[str, Any] = {}
-    position, given = -1, list(words)
+    position, arguments = -1, list(words)
     while words:
         position, word = position + 1, words.pop(0)
         field, equals, value = word.partition("=")
@@ -198,7 +198,7 @@ def _read_part(parts, text):
                 raise ConfigError(f"{text!r} has too many arguments; use {part.usage()}")
             field, value = fields[position], word
             if part.fields[field].name == "text" and word.isdecimal():
-                raise ConfigError(_with_commas(part, given, position))
+                raise ConfigError(_with_commas(part, arguments, position))
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
         while value.partition(":")[0].lower() in schedule_text.USAGE and words and "=" not in words[0]:
