@@ -16,7 +16,7 @@ from flax import struct
 
 from jaxrl.algos import q_learning, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import DiscountFields, Memory, MemoryFields, ReplayFields
+from jaxrl.algos.fields import DiscountFields, Memory, MemoryFields
 from jaxrl.algos.optimizers import LaProp, Optimizer
 from jaxrl.algos.returns import Segment
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -71,7 +71,7 @@ class Imagined(struct.PyTreeNode):
 
 
 @algorithm
-class Dreamer(ReplayFields, MemoryFields, DiscountFields):
+class Dreamer(MemoryFields, DiscountFields):
     """DreamerV3: a world model learned from replayed sequences, and a policy learned from imagined trajectories."""
 
     learning_rate: Scalar = number(4e-5, above=0, help="learning rate")

@@ -190,7 +190,7 @@ class DelayedPolicyFields:
 
 
 @field_group
-class StorageFields:
+class ReplayFields:
     """Storage and sampling of a replay."""
 
     capacity: int = static(1_000_000, low=1, help="size of the replay buffer, in transitions of all environments")
@@ -213,7 +213,7 @@ class StorageFields:
     replay_memory: Literal["device", "host"] = static(
         "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
     )
-    sampler: Sampler | None = static(None, help="selection rule for sampling items; None: uniform")
+    sampler: PlainSampler | None = static(None, help="selection rule for sampling items; None: uniform")
     max_times_sampled: int = static(
         0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
     )
@@ -301,13 +301,6 @@ class StorageFields:
 
 
 @field_group
-class ReplayFields(StorageFields):
-    """Replay without priorities."""
-
-    sampler: PlainSampler | None = changed(None)
-
-
-@field_group
 class NStepFields:
     """Multi-step returns."""
 
@@ -326,7 +319,7 @@ registry.add("part", PrioritizedReplay)
 
 
 @field_group
-class PrioritizedFields(StorageFields):
+class PrioritizedFields(ReplayFields):
     """Prioritized replay."""
 
     prioritized: PrioritizedReplay | None = part(
@@ -334,7 +327,9 @@ class PrioritizedFields(StorageFields):
         was={"priority_exponent": "exponent", "importance_exponent": "beta"},
         help="prioritized experience replay: sample by the last TD error; None: use sampler",
     )
-    sampler: Sampler | None = changed(None, help="selection rule for sampling items; None: set by prioritized")
+    sampler: Sampler | None = changed(  # ty: ignore[incompatible-attribute-override]  # also by priorities
+        None, help="selection rule for sampling items; None: set by prioritized"
+    )
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
@@ -367,7 +362,7 @@ registry.add("part", Memory)
 
 
 @field_group
-class MemoryFields(StorageFields):
+class MemoryFields(ReplayFields):
     """Sequences for recurrent networks; each rollout begins a new sequence."""
 
     memory: Memory = part(
@@ -406,7 +401,7 @@ class SequenceFields(NStepReplayFields, MemoryFields):
 
 
 @field_group
-class CombinedReplayFields(StorageFields):
+class CombinedReplayFields(ReplayFields):
     """Batches of several parts, each sampled from a separate view of one storage.
 
     In a large replay, new transitions are sampled late. In combined experience replay (Zhang and Sutton, 2017,
