@@ -3,6 +3,7 @@
 A public name is imported when it is first used (PEP 562), so `import jaxrl` takes no longer than `import jax`.
 """
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+@functools.cache
 def _homes() -> dict[str, str]:
     """Return the module of each public name, from the imports for type checkers above."""
     import ast
@@ -82,20 +84,18 @@ def _homes() -> dict[str, str]:
     return {name.name: node.module or "" for node in imports for name in node.names}
 
 
-_HOMES = _homes()
-__all__ = sorted(_HOMES)
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jaxrl.core import interrupts
 
-    home, load = _HOMES[name], interrupts.interruptible(importlib.import_module)
+    home, load = _homes()[name], interrupts.interruptible(importlib.import_module)
     value = load(f"{home}.{name}") if home == __name__ else getattr(load(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_homes())
