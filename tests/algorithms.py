@@ -86,11 +86,11 @@ ALGORITHMS = {
         critic=Critic(**WITH_RENORM),
     ),
     # All parts at once: returns that acting keeps, held noise, critics over both ends, weights of unit norm.
-    "flashsac": jaxrl.SAC(
+    "flashsac": jaxrl.CrossQ(
         **REPLAY,
         **COARSE,
+        tau=0.005,
         policy_delay=2,
-        joint_batch=True,
         joint_policy=True,
         reward_scale=RewardScale(),
         noise=Noise(random_correlation=0.9, hold=4),

@@ -14,7 +14,7 @@ from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, TargetFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.soft_policies import SoftPolicyFields
+from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -42,7 +42,7 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL(StochasticActing, NStepReplayFields, TargetFields, SoftPolicyFields):
+class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     offline = True  # designed for datasets; it also runs without one
@@ -125,14 +125,22 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, SoftPolicyFields):
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # gradient ascent on the critics' loss
             log_coefficient = step_log(log_coefficient, slope, optimizer, replicas)
 
-        def value_or_likelihood(distribution, value):
-            """Return the value, or in the first `cloning_updates` updates, the likelihood of the data's actions."""
+        def policy_loss(variables):
+            """Return SAC's loss, or in the first `cloning_updates` updates, one with the likelihood of the data."""
+            with off_policy.rows_that_count(replay):
+                distribution, model_state = off_policy.train_policy(
+                    self.policy, variables, replay.observation, spec, replay.action_mask
+                )
+            value, log_prob, _ = soft_policies.value_and_log_prob(
+                self.critic, critic.variables, distribution, replay.observation, replay.action_mask, key, spec
+            )
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
-            return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
+            value = jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
+            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
+            return loss, ((loss, log_prob), model_state)
 
-        policy, loss, log_prob = self.policy_step(
-            state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
-        )
+        found = train_state.gradient(policy_loss, state.policy)
+        policy, _, (loss, log_prob) = found.step(self.policy_optimizer, replicas)
         log_temperature = self.temperature.step(
             state.log_temperature, self.temperature_optimizer, replay, log_prob, spec, replicas
         )

@@ -17,7 +17,7 @@ from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import ReplayFields, TargetFields
 from jaxrl.algos.sac import SAC, SACState
-from jaxrl.algos.soft_policies import SoftPolicyFields
+from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -50,7 +50,7 @@ class GAILState(SACState):
 
 
 @algorithm
-class GAIL(StochasticActing, ReplayFields, TargetFields, SoftPolicyFields):
+class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     """Generative adversarial imitation: SAC with rewards from a discriminator trained on demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)

@@ -1,5 +1,6 @@
 """Functions shared by the off-policy actor-critics: evaluation of networks, targets, losses and normalization."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
+from jaxrl.core.shared_batch import weighted_rows
 from jaxrl.core.types import (
     EnvSpec,
     Metrics,
@@ -184,6 +186,18 @@ def train_critic(
     return jax.tree.map(lambda x: x[:, 0], output), model_state
 
 
+def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.AbstractContextManager[None]:
+    """Declare which rows count in layers that normalize over the batch; all rows of histories count.
+
+    Args:
+      batch: transitions; their weights define which rows count.
+      ends: number of copies of the rows in the batch that the layers see, such as 2 with next observations.
+    """
+    if isinstance(batch.observation, History):
+        return contextlib.nullcontext()
+    return weighted_rows(jnp.concatenate([batch.weight] * ends))
+
+
 def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) -> jax.Array:
     """Return keys [batch], one for each transition, independent of the number of devices."""
     if not isinstance(batch.observation, History):
@@ -193,6 +207,20 @@ def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) 
     row = jnp.arange(batch.weight.shape[0] // columns, dtype=jnp.uint32)
     folded = jax.vmap(lambda n: jax.vmap(lambda k: jax.random.fold_in(k, n))(of_columns))(row)
     return folded.reshape((-1, *folded.shape[2:]))
+
+
+def dropout_keys(
+    network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
+) -> tuple[tuple[jax.Array | None, jax.Array | None], jax.Array | None]:
+    """Return keys [batch] for dropout in the critics' targets and loss, and in the policy's loss.
+
+    Without dropout, the three are None.
+    """
+    if not network.dropout:
+        return (None, None), None
+    keys = jax.random.split(jax.random.fold_in(key, 3), 3)
+    of_target, of_loss, of_policy = (transition_keys(k, batch, replicas) for k in keys)
+    return (of_target, of_loss), of_policy
 
 
 def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:

@@ -21,8 +21,7 @@ from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.soft_policies import SoftPolicyFields
-from jaxrl.algos.temperature import Temperature
+from jaxrl.algos.temperature import Temperature, TemperatureFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -56,7 +55,7 @@ class REPPOState(struct.PyTreeNode):
 
 
 @algorithm
-class REPPO(RolloutFields, MinibatchFields, SoftPolicyFields, SupportFields):
+class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     """Relative entropy pathwise policy optimization: on-policy ascent of a critic's gradient within a KL limit."""
 
     normalize_reward: bool | None = changed(True)

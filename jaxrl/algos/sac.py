@@ -5,40 +5,38 @@ without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import combined_replay, normalization, off_policy, soft_critics, soft_policies, train_state
+from jaxrl.algos import combined_replay, normalization, off_policy, q_learning, soft_policies, train_state
 from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
-from jaxrl.algos.base import algorithm, changed, part, static
-from jaxrl.algos.fields import CombinedReplayFields, SequenceFields
+from jaxrl.algos.base import algorithm, changed, number, part, static
+from jaxrl.algos.fields import CombinedReplayFields, QuantileFields, SequenceFields, SupportFields
 from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.pessimism import Pessimism
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.reward_scale import RETURN, ReturnScale, RewardScale
-from jaxrl.algos.soft_critics import SoftCriticFields
-from jaxrl.algos.soft_policies import SoftPolicyFields
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.temperature import TemperatureFields
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Dataset, Source
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     EnvSpec,
     Metrics,
+    ModelState,
     Replicas,
     TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import (
-    ActionValues,
-    CategoricalValues,
-    QuantileValues,
-)
+from jaxrl.networks import ActionValues, Categorical, CategoricalValues, QuantileValues, TanhGaussian
 
 _HEADS = (ActionValues, CategoricalValues, QuantileValues)
 
@@ -56,9 +54,31 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SoftCriticFields, SoftPolicyFields):
+class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields, QuantileFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
+    # Fields of older configurations, with the class that their value True selects now.
+    variants: ClassVar[Mapping[str, str]] = dict.fromkeys(("joint_batch", "joint_policy"), "algorithm:crossq")
+
+    tau: Scalar | None = number(
+        0.005,
+        above=0,
+        high=1,
+        help="soft update coefficient of the target networks (Polyak averaging); None: no target networks",
+    )
+    policy_delay: int = static(1, low=1, help="critic updates per update of the policy and the temperature")
+    pessimism: Pessimism = part(
+        Pessimism,
+        default=Pessimism(),
+        was={
+            "target_value": "target",
+            "policy_value": "policy",
+            "target_critics": "sampled",
+            "dropped_quantiles": "dropped_quantiles",
+        },
+        switch="target_value",
+        help="reduction of the critics' values to one",
+    )
     noise: Noise = changed(Noise(random_correlation=0.9))
     reward_scale: RewardScale | None = part(
         RewardScale,
@@ -76,6 +96,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SoftCriticFiel
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         name = type(self).__name__
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
+        problems += self.pessimism.critic_problems(f"{name}.pessimism", self.critic)
         if self.imitate and (self.newest or self.view or self.reward_scale):
             what = f"newest={self.newest}, view={self.view} and reward_scale={self.reward_scale}"
             problems.append(
@@ -135,26 +156,36 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SoftCriticFiel
         return_scale: Any = state.return_scale
         if self.reward_scale is not None:
             return_scale, replay = self.reward_scale.scaled(return_scale, replay, self.gamma, replicas)
-        *drop, policy_drop = soft_critics.dropout_keys(self.critic, key, replay, replicas)
+        drop, policy_drop = off_policy.dropout_keys(self.critic, key, replay, replicas)
         next_key, own_key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
         following = soft_policies.next_actions(self.policy, state.policy.variables, replay, next_key, spec)
-        critic, fit = self.critic_step(state.critic, replay, following, temperature, key, drop, spec, replicas)
+        outputs = self.critic_outputs(state.critic, replay, following.action, drop, spec)
+
+        def critic_loss(variables):  # equations 5 and 6
+            output, there, model_state = outputs(variables)
+            returns = self.pessimism.returns(there, key, **self.support)
+            target = soft_policies.soft_target(replay, returns, following, temperature, self.gamma)
+            options = self.support | {"quantile_huber": self.quantile_huber}
+            loss, fit = off_policy.output_loss(output, replay, target, spec, replicas, **options)
+            return loss, (fit, model_state)
+
+        found = train_state.gradient(critic_loss, state.critic)
+        critic, _, fit = found.step(self.critic_optimizer, replicas)
+
+        def policy_loss(variables):  # equation 9
+            distribution, model_state = self.policy_output(variables, replay, spec)
+            action, log_prob = soft_policies.action_and_log_prob(distribution, own_key, spec)
+            ends = replay.observation, action, spec, replay.action_mask
+            output = off_policy.evaluate_critic(self.critic, critic.variables, *ends, policy_drop)
+            values = self.pessimism.value(q_learning.action_values(output, self.v_min, self.v_max))
+            value = soft_policies.policy_value(distribution, values)
+            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
+            return loss, ((loss, log_prob), model_state)
 
         def policy_and_temperature(policy, log_temperature, _):
-            policy, loss, log_prob = self.policy_step(
-                policy,
-                critic,
-                replay,
-                temperature,
-                own_key,
-                spec,
-                replicas,
-                joint=self.joint_policy,
-                over_critics={"min": jnp.min, "mean": jnp.mean}[self.policy_value],
-                drop=policy_drop,
-                **self.support,
-            )
+            found = train_state.gradient(policy_loss, policy)
+            policy, _, (loss, log_prob) = found.step(self.policy_optimizer, replicas)
             log_temperature = self.temperature.step(
                 log_temperature, self.temperature_optimizer, replay, log_prob, spec, replicas
             )
@@ -180,6 +211,44 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SoftCriticFiel
         return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(
             replicas.mean(fit.metrics) | metrics | {"temperature": temperature}
         )
+
+    def critic_outputs(
+        self,
+        critic: TrainState,
+        batch: TransitionBatch,
+        next_action: jax.Array | None,
+        drop: tuple[jax.Array | None, jax.Array | None],
+        spec: EnvSpec,
+    ) -> Callable[[Variables], tuple[Any, Any, ModelState]]:
+        """Return a function of the critics' variables: their outputs at both ends of transitions, and the model state.
+
+        The outputs are those for the actions that were taken, and those for the targets, without gradient.
+
+        Args:
+          critic: training state of the ensemble before the step.
+          batch: normalized transitions.
+          next_action: the policy's actions [batch, n] at the next observations; None if they are discrete.
+          drop: keys [batch] for dropout in the targets and in the loss; None: no dropout.
+          spec: the environment's spec.
+        """
+        slow = critic.variables if self.tau is None else critic.target_variables
+        ends = batch.next_observation, next_action, spec, batch.next_action_mask
+        there = off_policy.evaluate_critic(self.critic, slow, *ends, drop[0])
+        here = batch.observation, None if next_action is None else batch.action, spec, batch.action_mask
+
+        def outputs(variables):
+            with off_policy.rows_that_count(batch):
+                output, model_state = off_policy.train_critic(self.critic, variables, *here, drop[1])
+            return output, there, model_state
+
+        return outputs
+
+    def policy_output(
+        self, policy: Variables, batch: TransitionBatch, spec: EnvSpec
+    ) -> tuple[TanhGaussian | Categorical, ModelState]:
+        """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""
+        with off_policy.rows_that_count(batch):
+            return off_policy.train_policy(self.policy, policy, batch.observation, spec, batch.action_mask)
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import train_state
-from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.base import field_group, number, part, static
+from jaxrl.algos.fields import ActorCriticFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -88,3 +89,27 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
 
 
 registry.add("part", Temperature)
+
+
+@field_group
+class TemperatureFields(ActorCriticFields):
+    """Policy with a weight of its entropy, and critics."""
+
+    temperature: Temperature = part(
+        Temperature,
+        default=Temperature(),
+        was={
+            "temperature": "initial",
+            "learn_temperature": "learned",
+            "temperature_learning_rate": "learning_rate",
+            "target_entropy": "target",
+            "target_entropy_fraction": "target_fraction",
+        },
+        help="weight of the policy's entropy (alpha), fixed or learned",
+    )
+
+    @property
+    def temperature_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer at the learning rate of the temperature."""
+        rate = self.temperature.learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)

@@ -95,12 +95,18 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
+    variants = getattr(
+        cls, "variants", {}
+    )  # by fields of older versions: the class that those with this field have now
+    for name, variant in variants.items():
+        cls = registry.find(variant) if fields.get(name) is True else cls
+    known = {field.name for field in dataclasses.fields(cls)}
+    fields = {name: item for name, item in fields.items() if name in known or name not in variants}
     for field in dataclasses.fields(cls):
         if moved := field.metadata.get(WAS):
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
             fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}
-    known = {field.name for field in dataclasses.fields(cls)}
     # Null values of removed fields are ignored.
     values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
     return build(cls, values | overrides)

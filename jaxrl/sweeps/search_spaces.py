@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl.algos.base import field_problems, has_effect, replace
 from jaxrl.algos.fields import ActorCriticFields, TargetFields
-from jaxrl.algos.soft_policies import SoftPolicyFields
+from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import is_schedule
 from jaxrl.core.types import Algorithm
@@ -27,7 +27,7 @@ _ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
 _GROUPS: dict[type, dict[str, Range]] = {
     ActorCriticFields: _ACTOR_AND_CRITIC,
     TargetFields: {"tau": _TAU},
-    SoftPolicyFields: {"temperature.learning_rate": _RATE},
+    TemperatureFields: {"temperature.learning_rate": _RATE},
 }
 _NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
 _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise

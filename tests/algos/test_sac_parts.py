@@ -39,10 +39,11 @@ from helpers.updates import (
 from scipy.special import log_softmax, softmax
 
 import jaxrl
-from jaxrl.algos import normalization, q_learning, soft_critics
+from jaxrl.algos import normalization, pessimism, q_learning
 from jaxrl.algos.acting import Noise
 from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam, AdamW
+from jaxrl.algos.pessimism import Pessimism
 from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.algos.sac import ReturnScale
 from jaxrl.algos.temperature import Temperature
@@ -154,8 +155,7 @@ def test_tqc():
     algo = SAC.replace(
         **FIELDS,
         critic=Critic(widths=(8,), ensemble=2, head=QuantileValues(3)),
-        dropped_quantiles=1,
-        policy_value="mean",
+        pessimism=Pessimism(policy="mean", dropped_quantiles=1),
         quantile_huber=0.5,
     )
     b = batch()
@@ -172,7 +172,7 @@ def test_tqc():
 def test_bro():
     """Nauman et al. (2024, arXiv:2405.16158), section 3: the mean of the critics, quantile by quantile."""
     critic = Critic(widths=(8,), ensemble=2, head=QuantileValues(3))
-    algo = SAC.replace(**FIELDS, critic=critic, target_value="mean", policy_value="mean", quantile_huber=0.5)
+    algo = SAC.replace(**FIELDS, critic=critic, pessimism=Pessimism(target="mean", policy="mean"), quantile_huber=0.5)
 
     def target_of(quantiles, log_prob):
         total, reach = rewards_and_reach(batch())
@@ -185,10 +185,10 @@ def test_the_mean_of_an_ensemble_is_one_member():
     """Of values and probabilities; where actions are forbidden they stay so."""
     rng, mask = np.random.default_rng(0), np.asarray([[True, False, True]])
     values = rng.normal(size=(4, 1, 3))
-    np.testing.assert_allclose(soft_critics.mean_member(jnp.asarray(values))[0], values.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(pessimism.mean_member(jnp.asarray(values))[0], values.mean(0), rtol=1e-6)
     logits = rng.normal(size=(4, 1, 3, 5))
     returns = CategoricalReturns(jnp.asarray(logits), jnp.broadcast_to(mask, (4, 1, 3)))
-    mean = soft_critics.mean_member(returns)
+    mean = pessimism.mean_member(returns)
     np.testing.assert_allclose(jax.nn.softmax(mean.logits)[0], softmax(logits, axis=-1).mean(0), rtol=1e-5)
     np.testing.assert_array_equal(mean.mask, mask[None])
 
@@ -196,7 +196,7 @@ def test_the_mean_of_an_ensemble_is_one_member():
 @pytest.mark.long
 def test_redq():
     """Chen et al. (2021, arXiv:2101.05982), algorithm 1: the smallest of two drawn critics, the mean of all."""
-    algo = SAC.replace(**FIELDS, critic=Critic(widths=(8,), ensemble=4), target_critics=2, policy_value="mean")
+    algo = SAC.replace(**FIELDS, critic=Critic(widths=(8,), ensemble=4), pessimism=Pessimism(policy="mean", sampled=2))
     subset = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2), 4)[:2])
     assert sorted(subset) != [0, 1], "other critics than the first"
 
@@ -209,7 +209,9 @@ def test_redq():
 @pytest.mark.long
 def test_droq():
     """Hiraoka et al. (2022, arXiv:2110.02034), figure 2: dropout before the layer normalization, also of targets."""
-    algo = SAC.replace(**FIELDS, critic=Critic(widths=(8,), dropout=0.2, normalization="layer"), policy_value="mean")
+    algo = SAC.replace(
+        **FIELDS, critic=Critic(widths=(8,), dropout=0.2, normalization="layer"), pessimism=Pessimism(policy="mean")
+    )
 
     def kept(key):
         keys, masks = q_learning.transition_keys(key, BATCH, ONE), []
@@ -384,6 +386,7 @@ def test_presets(name, fields):
     By turns the largest return and the deviation of returns divide the rewards.
     """
     algo, features = narrow(name, **fields), TORSOS[name][0]
+    joint = isinstance(algo, jaxrl.CrossQ)
     policy = functools.partial(preset_policy, features, algo.policy.log_std_range)
     valued = functools.partial(preset_critics, features)
     outputs = Categorical if isinstance(algo.critic.head, CategoricalValues) else Expected
@@ -414,9 +417,9 @@ def test_presets(name, fields):
 
     action, log_prob = policy(exact(state.policy.params), policy_stats, following, noise(next_key))
     both = np.concatenate([observation, following]), np.concatenate([exact(b.action), action])
-    seen, rows = (both, BOTH) if algo.joint_batch else ((observation, exact(b.action)), COUNTED)
+    seen, rows = (both, BOTH) if joint else ((observation, exact(b.action)), COUNTED)
     slow = exact(state.critic.target_params)
-    if algo.joint_batch:
+    if joint:
         there = valued(slow, stats, *both, BOTH)[:, BATCH:]
     else:
         there = valued(slow, stats, following, action)
@@ -436,13 +439,13 @@ def test_presets(name, fields):
     assert_polyak(state.critic.target_params, new, critic)
 
     now = exact(new.critic.model_state)
-    assert (now != ()) == algo.joint_batch
+    assert (now != ()) == joint
     if now:  # the first batch normalization sees the inputs alone
         inputs, old = np.concatenate([seen[0], unit(seen[1])], axis=-1)[rows], stats["trunk"]["dense"]["norm_inputs"]
         close(now["trunk"]["dense"]["norm_inputs"]["mean"], 0.99 * old["mean"] + 0.01 * inputs.mean(0))
         close(now["trunk"]["dense"]["norm_inputs"]["var"], 0.99 * old["var"] + 0.01 * inputs.var(0))
 
-    acting, acting_rows = (both[0], BOTH) if algo.joint_policy else (observation, COUNTED)
+    acting, acting_rows = (both[0], BOTH) if (joint and algo.joint_policy) else (observation, COUNTED)
 
     def policy_loss(params):  # by the critics' running statistics
         action, log_prob = policy(params, policy_stats, acting, noise(key), acting_rows)
@@ -467,15 +470,16 @@ def test_presets(name, fields):
 def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
     """Episodes have one step, worth 1 less the squared distance of the action from 0.5; random ones -0.6 on average."""
     torso = InvertedResidual(width=16, blocks=1)
-    algo = jaxrl.SAC(
+    algo = jaxrl.CrossQ(
         **QUICK,
+        optimizer=Adam(eps=1e-8),
         learning_rate=1e-3,
         temperature=Temperature(initial=0.01, target=-1.5),
         policy=Actor(torso=torso, widths=(), gain=None),
         critic=Critic(trunk=torso, widths=(), head=CategoricalValues(41, gain=None)),
         v_min=-5.0,
         v_max=5.0,
-        joint_batch=True,
+        tau=0.005,
         joint_policy=True,
         policy_delay=2,
         reward_scale=RewardScale(),
@@ -489,12 +493,10 @@ def test_flashsac_learns_and_resumes_bit_for_bit(tmp_path):
 @pytest.mark.long
 def test_memory_goes_with_the_parts():
     """Both ends of the transitions within sequences are selected from one pass over them."""
-    algo = jaxrl.SAC(
+    algo = jaxrl.CrossQ(
         policy=Actor(widths=(8,), core=GRU(4)),
         critic=Critic(widths=(8,), core=GRU(4), normalization="batch_renorm", dropout=0.1),
-        joint_batch=True,
         joint_policy=True,
-        tau=None,
         reward_scale=RewardScale(),
         memory=Memory(length=4, burn_in=2),
         capacity=256,

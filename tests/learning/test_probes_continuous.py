@@ -8,6 +8,8 @@ from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, check
 import jaxrl
 from jaxrl import networks
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.pessimism import Pessimism
 from jaxrl.envs import probes
 
 SMALL = {
@@ -35,17 +37,17 @@ ALGORITHMS = {
     ),
     "tqc": jaxrl.SAC(
         **CALM,
-        dropped_quantiles=1,
-        policy_value="mean",
+        pessimism=Pessimism(policy="mean", dropped_quantiles=1),
         policy=POLICY,
         critic=networks.Critic(widths=(32,), ensemble=3, head=networks.QuantileValues(5)),
         **SMALL,
     ),
     # As of D4PG. Unscaled, so that values are of the reward itself.
-    "flashsac": jaxrl.SAC(
+    "flashsac": jaxrl.CrossQ(
         **CALM,
-        joint_batch=True,
         joint_policy=True,
+        policy_delay=1,
+        optimizer=Adam(eps=1e-8),
         v_min=-4.0,
         v_max=12.0,
         policy=networks.Actor(torso=networks.InvertedResidual(16, 1), widths=(), gain=None),
