@@ -20,6 +20,7 @@ import time
 import jax
 
 import jaxrl
+from jaxrl.algos.fields import Sampling
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Uniform, View
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -61,7 +62,9 @@ def prepared(name, env, sampler, most, capacity, iterations):
 def algorithm(name, sampler, most, capacity):
     view, samplers = VIEWS.get(sampler), {type(one).__name__: one for one in SAMPLERS}
     chosen = Uniform() if view else samplers[sampler]
-    return RUNS[name][0].replace(capacity=capacity, sampler=chosen, max_times_sampled=most, view=view)
+    return RUNS[name][0].replace(
+        capacity=capacity, sampling=Sampling(sampler=chosen, max_times_sampled=most), view=view
+    )
 
 
 def answer(**case):

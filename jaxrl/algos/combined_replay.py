@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl.core.sources import Replay, Source, by_priority
 from jaxrl.core.types import Replicas, TransitionBatch
 
-_PARTS = ("replay", "newest", "view")
+_PARTS = ("replay", "view")
 
 
 def combined_batch(batch: Mapping[str, Any], replicas: Replicas) -> Any:

@@ -14,6 +14,7 @@ from jaxrl.algos import off_policy
 from jaxrl.algos.acting import Noise
 from jaxrl.algos.base import algorithm, changed, static
 from jaxrl.algos.histories import History
+from jaxrl.algos.off_policy import DropoutKeys
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.train_state import TrainState, Variables
@@ -43,7 +44,7 @@ class CrossQ(SAC):
         critic: TrainState,
         batch: TransitionBatch,
         next_action: jax.Array | None,
-        drop: tuple[jax.Array | None, jax.Array | None],
+        drop: DropoutKeys,
         spec: EnvSpec,
     ) -> Callable[[Variables], tuple[Any, Any, ModelState]]:
         """Return the function of `SAC.critic_outputs`, with both ends of the transitions in one forward pass."""

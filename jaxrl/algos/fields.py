@@ -27,7 +27,6 @@ from jaxrl.core import registry, sources
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
     FrameStack,
-    Lifo,
     PlainSampler,
     Sampler,
     Sequence,
@@ -190,6 +189,24 @@ class DelayedPolicyFields:
 
 
 @field_group
+class Sampling:
+    """Sampling of items from a replay, and limits of how often they are sampled."""
+
+    sampler: Sampler | None = static(
+        None, help="selection rule for sampling items; None: uniform, or by priority if the replay is prioritized"
+    )
+    max_times_sampled: int = static(
+        0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
+    )
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
+    )
+
+
+registry.add("part", Sampling)
+
+
+@field_group
 class ReplayFields:
     """Storage and sampling of a replay."""
 
@@ -204,18 +221,18 @@ class ReplayFields:
         help="steps per environment and iteration; None: one update's worth, or a quarter of memory.length",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
-    )
     storage: Literal["ring", "flashbax"] = static(
         "ring", choices=("ring", "flashbax"), help="ring buffer of rows, or flashbax (one-step only)"
     )
     replay_memory: Literal["device", "host"] = static(
         "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
     )
-    sampler: PlainSampler | None = static(None, help="selection rule for sampling items; None: uniform")
-    max_times_sampled: int = static(
-        0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
+    sampling: Sampling = part(
+        Sampling,
+        default=Sampling(),
+        was={name: name for name in ("sampler", "max_times_sampled", "samples_per_insert")},
+        switch="max_times_sampled",
+        help="which items are sampled, and how often",
     )
 
     @property
@@ -237,7 +254,7 @@ class ReplayFields:
         """Return the replay that these fields describe.
 
         Args:
-          sampler: selection rule if the field `sampler` is None; None: uniform.
+          sampler: selection rule if `sampling.sampler` is None; None: uniform.
           sequence: settings of sequences, which become the items; None: items are transitions.
           batch_size: number of items per batch; None: the field `batch_size`.
           frame_stack: frame stacking of the observations.
@@ -255,8 +272,8 @@ class ReplayFields:
             frame_stack=frame_stack,
             storage=self.storage,
             replay_memory=self.replay_memory,
-            sampler=self.sampler or sampler or Uniform(),
-            max_times_sampled=self.max_times_sampled,
+            sampler=self.sampling.sampler or sampler or Uniform(),
+            max_times_sampled=self.sampling.max_times_sampled,
         )
 
     def steps_per_update(self, num_envs: int) -> int:
@@ -267,36 +284,35 @@ class ReplayFields:
 
     def _updates_per_step(self, transitions: int) -> float:
         """Return the number of updates per environment step, if each update samples `transitions` transitions."""
-        if self.samples_per_insert is not None:
-            return self.samples_per_insert / max(transitions, 1)
+        if (samples := self.sampling.samples_per_insert) is not None:
+            return samples / max(transitions, 1)
         return 1.0 if self.replay_ratio is None else self.replay_ratio  # `problems` reports if both are None
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
-        name, found = type(self).__name__, []
+        name, found, sampler = type(self).__name__, [], self.sampling.sampler
+        label = f"{name}.sampling.sampler={sampler!r:.120}"
         known = Sampler if isinstance(self, PrioritizedFields) else PlainSampler
-        if not isinstance(self.sampler, known | None):
+        if not isinstance(sampler, known | None):
             names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
-            if isinstance(self.sampler, Sampler):
+            if isinstance(sampler, Sampler):
                 found.append(
-                    f"{name}.sampler={self.sampler!r} needs priorities, but {name} returns none; use one of {names}, "
-                    "or another algorithm: DQN, R2D2 or D4PG"
+                    f"{label} needs priorities, but {name} returns none; use one of {names}, or another algorithm: "
+                    "DQN, R2D2 or D4PG"
                 )
             else:
-                found.append(
-                    f"{name}.sampler={self.sampler!r:.80} is not one of {names} of jaxrl.core.sources, or None"
-                )
-        if isinstance(self.sampler, sources.Prioritized):
-            found += [f"{name}.sampler={self.sampler!r:.120}: {line}" for line in self.sampler.problems()]
-        ratio, samples = self.replay_ratio, self.samples_per_insert
+                found.append(f"{label} is not one of {names} of jaxrl.core.sources, or None")
+        if isinstance(sampler, sources.Prioritized):
+            found += [f"{label}: {line}" for line in sampler.problems()]
+        ratio, samples = self.replay_ratio, self.sampling.samples_per_insert
         default = type(self).__dataclass_fields__["replay_ratio"].default
         if samples is not None and ratio not in (None, default):
             found.append(
-                f"{name}.replay_ratio={ratio} and samples_per_insert={samples} set the same ratio; set one of them and "
-                "the other to None"
+                f"{name}.replay_ratio={ratio} and sampling.samples_per_insert={samples} set the same ratio; set one "
+                "of them and the other to None"
             )
         if samples is None and ratio is None:
-            found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
+            found.append(f"{name}.replay_ratio=None and sampling.samples_per_insert=None; set one of them")
         return found
 
 
@@ -325,19 +341,16 @@ class PrioritizedFields(ReplayFields):
     prioritized: PrioritizedReplay | None = part(
         PrioritizedReplay,
         was={"priority_exponent": "exponent", "importance_exponent": "beta"},
-        help="prioritized experience replay: sample by the last TD error; None: use sampler",
-    )
-    sampler: Sampler | None = changed(  # ty: ignore[incompatible-attribute-override]  # also by priorities
-        None, help="selection rule for sampling items; None: set by prioritized"
+        help="prioritized experience replay: sample by the last TD error; None: by sampling.sampler",
     )
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
-        if self.prioritized is None or self.sampler is None:
+        if self.prioritized is None or self.sampling.sampler is None:
             return []
         return [
             f"{type(self).__name__}.prioritized={self.prioritized!r:.80} selects a sampler, but "
-            f"sampler={self.sampler!r} is also set; use prioritized=None or sampler=None"
+            f"sampling.sampler={self.sampling.sampler!r} is also set; set one of them to None"
         ]
 
 
@@ -402,53 +415,44 @@ class SequenceFields(NStepReplayFields, MemoryFields):
 
 @field_group
 class CombinedReplayFields(ReplayFields):
-    """Batches of several parts, each sampled from a separate view of one storage.
+    """Batches of two parts: one sampled from a view of the storage, with its own sampler and items.
 
     In a large replay, new transitions are sampled late. In combined experience replay (Zhang and Sutton, 2017,
-    arXiv:1712.01275) the newest transitions are a part of each batch, and the rest is sampled as usual. `view` defines
-    another part, with its own sampler and items.
+    arXiv:1712.01275), the view contains the newest transitions: `View(8, Lifo(), max_times_sampled=1)`.
     """
-
-    newest: int = static(0, low=0, help="number of newest transitions in each batch (combined experience replay)")
 
     view: View | None = static(
         None,
         help="additional part of each batch, sampled from a view of the same rows with its own sampler and remover",
     )
 
-    @property
-    def _views(self) -> dict[str, View]:
-        # Each item is sampled as newest only once, so that several updates in one iteration get different transitions.
-        newest = {"newest": View(self.newest, Lifo(), max_times_sampled=1)} if self.newest else {}
-        # Values that are not views, and invalid views, are rejected later, by `problems`.
-        return newest | ({"view": self.view} if isinstance(self.view, View) and not self.view.problems() else {})
-
     def combined_sources(self, replay: Replay) -> dict[str, Source]:
-        """Return the replay for the rest of each batch, and the sources of `newest` and `view`."""
-        views = self._views
-        own = dataclasses.replace(replay, batch_size=replay.batch_size - sum(view.items for view in views.values()))
-        return {"replay": own, **{name: view.of("replay", replay) for name, view in views.items()}}
+        """Return the replay for the rest of each batch, and the source of `view`."""
+        # Values that are not views, and invalid views, are rejected later, by `problems`.
+        if not isinstance(self.view, View) or self.view.problems():
+            return {"replay": replay}
+        own = dataclasses.replace(replay, batch_size=replay.batch_size - self.view.items)
+        return {"replay": own, "view": self.view.of("replay", replay)}
 
     def problems(self) -> list[str]:
-        """Explain why batches cannot have the parts `newest` and `view`, one line each."""
+        """Explain why batches cannot have the part `view`, one line each."""
+        if self.view is None:
+            return []
         name, found = type(self).__name__, []
-        if not isinstance(self.view, View | None):
-            return [f"{name}.view={self.view!r:.80} is not a jaxrl.core.sources.View, or None"]
-        if self.view is not None and (wrong := self.view.problems()):
-            return [f"{name}.view={self.view!r:.120}: {line}" for line in wrong]
-        views = self._views
-        what = " and ".join(f"{name}.{part}={getattr(self, part)}" for part in views)
-        sizes = [view.items for view in views.values()]
-        if all(isinstance(size, int) for size in (*sizes, self.batch_size)) and sum(sizes) >= self.batch_size:
-            found.append(f"{what} must be less than batch_size={self.batch_size}, because it is a part of the batch")
-        if views and self.storage != "ring":
-            found.append(f"{what} needs storage='ring', not {self.storage!r}: all parts of a batch sample from it")
-        if views and self.recurrent:
-            found.append(f"{what} works with transitions only; use networks without a recurrent core")
-        if self.view is not None and not isinstance(self, PrioritizedFields):
-            if by_priority(self.view.sampler, self.view.remover):
-                found.append(
-                    f"{name}.view={self.view} needs priorities, but {name} returns none; use other rules, or another "
-                    "algorithm: DQN, R2D2 or D4PG"
-                )
+        label = f"{name}.view={self.view!r:.120}"
+        if not isinstance(self.view, View):
+            return [f"{label} is not a jaxrl.core.sources.View, or None"]
+        if wrong := self.view.problems():
+            return [f"{label}: {line}" for line in wrong]
+        if isinstance(self.batch_size, int) and self.view.items >= self.batch_size:
+            found.append(f"{label} must be less than batch_size={self.batch_size}, because it is a part of the batch")
+        if self.storage != "ring":
+            found.append(f"{label} needs storage='ring', not {self.storage!r}: all parts of a batch sample from it")
+        if self.recurrent:
+            found.append(f"{label} works with transitions only; use networks without a recurrent core")
+        if not isinstance(self, PrioritizedFields) and by_priority(self.view.sampler, self.view.remover):
+            found.append(
+                f"{label} needs priorities, but {name} returns none; use other rules, or another algorithm: DQN, R2D2 "
+                "or D4PG"
+            )
         return found

@@ -32,6 +32,7 @@ from jaxrl.networks import (
     Critic,
 )
 
+DropoutKeys = tuple[jax.Array | None, jax.Array | None]  # keys [batch] for targets and loss; None: no dropout
 Statistics = RunningStatistics | tuple[()]  # statistics of observations; () if these are not normalized
 
 
@@ -211,7 +212,7 @@ def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) 
 
 def dropout_keys(
     network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
-) -> tuple[tuple[jax.Array | None, jax.Array | None], jax.Array | None]:
+) -> tuple[DropoutKeys, jax.Array | None]:
     """Return keys [batch] for dropout in the critics' targets and loss, and in the policy's loss.
 
     Without dropout, the three are None.

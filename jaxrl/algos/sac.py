@@ -16,7 +16,7 @@ from jaxrl.algos import combined_replay, normalization, off_policy, q_learning, 
 from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, part, static
 from jaxrl.algos.fields import CombinedReplayFields, QuantileFields, SequenceFields, SupportFields
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import DropoutKeys, Statistics
 from jaxrl.algos.pessimism import Pessimism
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.reward_scale import RETURN, ReturnScale, RewardScale
@@ -97,11 +97,9 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields,
         name = type(self).__name__
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
         problems += self.pessimism.critic_problems(f"{name}.pessimism", self.critic)
-        if self.imitate and (self.newest or self.view or self.reward_scale):
-            what = f"newest={self.newest}, view={self.view} and reward_scale={self.reward_scale}"
-            problems.append(
-                f"{name}.imitate=True does not support views or scaled rewards; {what} must be 0, None and None"
-            )
+        if self.imitate and (self.view or self.reward_scale):
+            what = f"view={self.view} and reward_scale={self.reward_scale}"
+            problems.append(f"{name}.imitate=True does not support views or scaled rewards; {what} must be None")
         if self.imitate and self.recurrent:
             problems.append(f"{name}.imitate=True learns from single transitions; use networks without a core")
         return problems
@@ -159,13 +157,16 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields,
         drop, policy_drop = off_policy.dropout_keys(self.critic, key, replay, replicas)
         next_key, own_key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
-        following = soft_policies.next_actions(self.policy, state.policy.variables, replay, next_key, spec)
-        outputs = self.critic_outputs(state.critic, replay, following.action, drop, spec)
+        seen = replay.next_observation, spec, replay.next_action_mask
+        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, *seen)
+        next_action, next_log_prob = soft_policies.action_and_log_prob(next_policy, next_key, spec)
+        outputs = self.critic_outputs(state.critic, replay, next_action, drop, spec)
 
         def critic_loss(variables):  # equations 5 and 6
             output, there, model_state = outputs(variables)
             returns = self.pessimism.returns(there, key, **self.support)
-            target = soft_policies.soft_target(replay, returns, following, temperature, self.gamma)
+            cost = temperature * next_log_prob
+            target = soft_policies.soft_target(replay, returns, next_policy, cost, self.gamma)
             options = self.support | {"quantile_huber": self.quantile_huber}
             loss, fit = off_policy.output_loss(output, replay, target, spec, replicas, **options)
             return loss, (fit, model_state)
@@ -217,7 +218,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields,
         critic: TrainState,
         batch: TransitionBatch,
         next_action: jax.Array | None,
-        drop: tuple[jax.Array | None, jax.Array | None],
+        drop: DropoutKeys,
         spec: EnvSpec,
     ) -> Callable[[Variables], tuple[Any, Any, ModelState]]:
         """Return a function of the critics' variables: their outputs at both ends of transitions, and the model state.

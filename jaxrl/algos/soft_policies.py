@@ -4,7 +4,7 @@ Equations of Haarnoja et al. (2018, arXiv:1812.05905). Expectations over discret
 2019, arXiv:1910.07207).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,8 @@ from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
-from jaxrl.core.types import EnvSpec, Network, PyTree, TransitionBatch
+from jaxrl.core.types import EnvSpec, PyTree, TransitionBatch
 from jaxrl.networks import Categorical, Critic, TanhGaussian
-
-
-class NextActions(NamedTuple):
-    """The policy's actions at the next observations of transitions."""
-
-    policy: Any  # the policy's distributions
-    action: jax.Array | None  # [batch, n] for a box; None for discrete actions, as expectations use all of them
-    log_prob: jax.Array  # [batch]; the negative entropy of discrete actions
 
 
 def action_and_log_prob(
@@ -39,15 +31,6 @@ def action_and_log_prob(
         return None, -distribution.entropy()
     action, log_prob = distribution.sample_and_log_prob(key)
     return action, log_prob + log_half_range(spec.action_space)
-
-
-def next_actions(
-    network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec
-) -> NextActions:
-    """Return a policy's actions at the next observations of transitions, sampled with keys [batch]."""
-    seen = batch.next_observation, spec, batch.next_action_mask
-    distribution = off_policy.evaluate_policy(network, policy, *seen)
-    return NextActions(distribution, *action_and_log_prob(distribution, key, spec))
 
 
 def value_and_log_prob(
@@ -79,7 +62,7 @@ def policy_value(distribution: Categorical | TanhGaussian, values: jax.Array) ->
 
 
 def soft_target(
-    batch: TransitionBatch, returns: Returns, following: NextActions, temperature: Number, gamma: Number
+    batch: TransitionBatch, returns: Returns, policy: Categorical | TanhGaussian, cost: jax.Array, gamma: Number
 ) -> Returns:
     """Return the critics' target for each transition, [batch, K]; no gradient.
 
@@ -88,17 +71,17 @@ def soft_target(
     Args:
       batch: transitions.
       returns: the returns of each action at the next observation, [batch, actions, K].
-      following: the policy's actions at the next observations.
-      temperature: weight of the entropy.
+      policy: the policy's distributions at the next observations.
+      cost: the temperature times the log-probability [batch] of the policy's action.
       gamma: discount.
     """
-    if isinstance(following.policy, Categorical):
+    if isinstance(policy, Categorical):
         values = jnp.sum(returns.atoms * returns.probabilities, axis=-1)
-        atoms = off_policy.expected_value(following.policy, values)[:, None]
+        atoms = off_policy.expected_value(policy, values)[:, None]
         returns = Returns(atoms, jnp.ones_like(atoms))
     else:
         returns = jax.tree.map(lambda x: x[:, 0], returns)
-    returns = returns.replace(atoms=returns.atoms - (temperature * following.log_prob)[:, None])
+    returns = returns.replace(atoms=returns.atoms - cost[:, None])
     return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, returns, gamma)
 
 

@@ -107,8 +107,8 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
             fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}
-    # Null values of removed fields are ignored.
-    values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
+    # Removed fields that were off are ignored.
+    values = {name: decode(item) for name, item in fields.items() if name in known or item not in (None, False)}
     return build(cls, values | overrides)
 
 

@@ -245,7 +245,7 @@ def _warn_if_used_up(sources):
             warnings.warn(
                 f"replay_ratio={source.replay_ratio:g} and batches of {source.batch_size} sample each item of {name!r} "
                 f"{draws:g} times, but max_times_sampled={most}, so {1 - most / draws:.0%} of the samples are missing; "
-                "lower replay_ratio (samples_per_insert), or raise max_times_sampled",
+                "lower replay_ratio (sampling.samples_per_insert), or raise max_times_sampled",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -12,7 +12,7 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl.algos import combined_replay, fields
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.sources import MaxHeap, MinHeap, Prioritized, Replay, View
+from jaxrl.core.sources import Lifo, MaxHeap, MinHeap, Prioritized, Replay, View
 from jaxrl.networks import GRU, MLP, QNetwork
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -21,17 +21,21 @@ ROWS = rows_of([[5, 8, 3], [16], [2, 14], [16]], ("terminated", "truncated"))
 OWN, LAST = 12, 4
 
 
+def newest(items):
+    return View(items, Lifo(), max_times_sampled=1)
+
+
 def sources(shards=1, **changes):
     replay = Replay(capacity=4 * 16, batch_size=OWN + LAST, min_size=1, sampler=Prioritized(), **changes)
-    return Fed(jaxrl.DQN(newest=LAST).combined_sources(replay), ROWS, rollout=4, shards=shards)
+    return Fed(jaxrl.DQN(view=newest(LAST)).combined_sources(replay), ROWS, rollout=4, shards=shards)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_newest_are_drawn_once_each_and_are_stored_once(shards):
     fed = sources(shards).feed(jax.tree.map(lambda x: x[:12], ROWS))
-    assert fed.states["newest"].ring is None
-    own, first, second = fed.sample(0), fed.sample(1, "newest"), fed.sample(2, "newest")
+    assert fed.states["view"].ring is None
+    own, first, second = fed.sample(0), fed.sample(1, "view"), fed.sample(2, "view")
     assert own.weight.shape == (OWN,) and np.asarray(own.weight).all()
     # Twelve rows of each environment: the transition that begins at tick 10 is the last whose next row is there.
     for tick, batch in ((10, first), (9, second)):
@@ -40,7 +44,7 @@ def test_the_newest_are_drawn_once_each_and_are_stored_once(shards):
         np.testing.assert_array_equal(np.sort(np.asarray(batch.observation) // 1000), range(LAST))
         np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
     fed.feed(jax.tree.map(lambda x: x[12:], ROWS))
-    np.testing.assert_array_equal(fed.sample(3, "newest").sample_info.step, [14] * LAST)
+    np.testing.assert_array_equal(fed.sample(3, "view").sample_info.step, [14] * LAST)
 
 
 def test_each_shards_transitions_lie_side_by_side():
@@ -48,17 +52,16 @@ def test_each_shards_transitions_lie_side_by_side():
         return jax.tree.map(lambda x: jnp.asarray(values), transitions())
 
     one, other, replicas = only([1, 2, 3, 4]), only([10, 20]), SingleReplica(2)
-    parts = {"replay": one, "newest": other}
+    parts = {"replay": one, "view": other}
     both = combined_replay.combined_batch(parts, replicas)
     np.testing.assert_array_equal(both.weight, [1, 2, 10, 3, 4, 20])
-    sources = jaxrl.DQN(newest=1, view=View(1, MaxHeap()), prioritized=fields.PrioritizedReplay()).experience
-    parts["view"] = only([100, 200])
-    both = combined_replay.combined_batch(parts, replicas)
-    np.testing.assert_array_equal(both.weight, [1, 2, 10, 100, 3, 4, 20, 200])
-    found = combined_replay.priorities(both.weight.astype(jnp.float32), sources, parts, replicas)
-    assert found.keys() == {"replay", "view"}, "the newest are drawn by no priority"
-    np.testing.assert_allclose(found["replay"], np.asarray(one.weight) + combined_replay.LEAST_PRIORITY)
-    np.testing.assert_allclose(found["view"], [100, 200])
+    for view, named in ((View(1, MaxHeap()), {"replay", "view"}), (newest(1), {"replay"})):
+        sources = jaxrl.DQN(view=view, prioritized=fields.PrioritizedReplay()).experience
+        found = combined_replay.priorities(both.weight.astype(jnp.float32), sources, parts, replicas)
+        assert found.keys() == named, "the newest are drawn by no priority"
+        np.testing.assert_allclose(found["replay"], np.asarray(one.weight) + combined_replay.LEAST_PRIORITY)
+        if "view" in named:
+            np.testing.assert_allclose(found["view"], [10, 20])
     assert combined_replay.combined_batch({"replay": one}, replicas) is one
     assert combined_replay.priorities(one.weight, jaxrl.SAC().experience, {"replay": one}, replicas) == {}
 
@@ -69,7 +72,7 @@ def test_an_update_is_that_of_both_parts(name):
     """A batch in two parts changes the learner as it does in one, and the priorities are those of the first."""
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0))
     whole, cut = transitions(algo.n_step), BATCH - 4
-    parts = {"replay": jax.tree.map(lambda x: x[:cut], whole), "newest": jax.tree.map(lambda x: x[cut:], whole)}
+    parts = {"replay": jax.tree.map(lambda x: x[:cut], whole), "view": jax.tree.map(lambda x: x[cut:], whole)}
 
     @jax.jit
     def update(batch):
@@ -84,7 +87,7 @@ def test_an_update_is_that_of_both_parts(name):
 
 
 def test_a_run_is_the_same_on_any_number_of_devices():
-    algo = DQN.replace(newest=4, view=View(8, Prioritized(), 40, MinHeap()))
+    algo = DQN.replace(view=View(8, Prioritized(), 40, MinHeap()))
     train = {"total_steps": 256, "evaluate_every": 0, "progress": False}
     one, two = (jaxrl.train(algo, ENV, topology=anakin(devices), **train) for devices in (1, 2))
     assert all_finite(one.state)
@@ -94,12 +97,9 @@ def test_a_run_is_the_same_on_any_number_of_devices():
 @pytest.mark.parametrize(
     ("algo", "words"),
     [
-        (jaxrl.DQN(newest=128), "DQN.newest=128 must be less than batch_size=128"),
-        (jaxrl.DQN(newest=1, storage="flashbax"), "DQN.newest=1 needs storage='ring', not 'flashbax'"),
-        (jaxrl.DQN(newest=1, network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
-        (jaxrl.R2D2(newest=1), "networks without a recurrent core"),
-        (jaxrl.DQN(newest=-1), "newest=-1"),
-        (jaxrl.DQN(newest=64, view=View(64)), "DQN.newest=64 and DQN.view=View.* must be less than batch_size=128"),
+        (jaxrl.DQN(view=View(128)), "DQN.view=View.*items=128.* must be less than batch_size=128"),
+        (jaxrl.DQN(view=View(1), network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
+        (jaxrl.R2D2(view=View(1)), "networks without a recurrent core"),
         (jaxrl.DQN(view=View(1), storage="flashbax"), "needs storage=.ring., not .flashbax."),
         (jaxrl.SAC(view=View(1, capacity=64, remover=MinHeap())), "needs priorities, but SAC returns none"),
         (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
@@ -115,7 +115,6 @@ def test_what_is_refused(algo, words):
         jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=1_000, progress=False)
 
 
-def test_demonstrations_without_rewards_have_no_newest():
-    for part in ({"newest": 1}, {"view": View(1)}):
-        [found] = ALGORITHMS["sac"].replace(imitate=True, **part).validate(SPEC, 1, 1)
-        assert "SAC.imitate=True does not support views" in found
+def test_demonstrations_without_rewards_have_no_views():
+    [found] = ALGORITHMS["sac"].replace(imitate=True, view=View(1)).validate(SPEC, 1, 1)
+    assert "SAC.imitate=True does not support views" in found

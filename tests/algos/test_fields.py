@@ -13,7 +13,8 @@ from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
 from jaxrl.algos.base import changed, field_group, field_problems, has_effect, owner_at, parts, replace
-from jaxrl.algos.fields import CombinedReplayFields, Memory, PrioritizedFields, PrioritizedReplay, ReplayFields
+from jaxrl.algos.ddpg import DeterministicLearner
+from jaxrl.algos.fields import Memory, PeriodicTargetFields, PrioritizedReplay, ReplayFields
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.reward_scale import RewardScale
@@ -118,7 +119,7 @@ def test_every_static_field_changes_the_program(name):
     if name == "dqn-recurrent":
         names = {"memory.length", "memory.burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
     if getattr(algo, "prioritized", False):
-        names -= {"sampler"}  # is one
+        names -= {"sampling.sampler"}  # is one
     assert [field for field in names if not changes(name, field)] == []
 
 
@@ -192,10 +193,10 @@ def test_only_fields_of_groups_are_restated():
 
 
 def test_no_restated_default_is_lost_by_the_order_of_groups():
-    with pytest.raises(TypeError, match="PrioritizedFields.*sampler"):
+    with pytest.raises(TypeError, match="PeriodicTargetFields.*tau"):
 
         @field_group
-        class InvalidValue(CombinedReplayFields, PrioritizedFields):
+        class InvalidValue(DeterministicLearner, PeriodicTargetFields):
             pass
 
 

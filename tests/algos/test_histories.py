@@ -11,7 +11,7 @@ from helpers.programs import assert_equal, plain
 
 import jaxrl
 from jaxrl.algos import acting, histories, off_policy
-from jaxrl.algos.fields import Memory
+from jaxrl.algos.fields import Memory, Sampling
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import NetworkInputs, SequenceBatch, TimeStep, Trajectory, TransitionBatch
@@ -199,7 +199,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
     algo = RECURRENT["sac"].replace(batch_size=18)
     assert algo.experience["replay"].batch_size == 4  # of 4 transitions each
     assert algo.experience["replay"].sequence.rows == 7
-    assert algo.replace(samples_per_insert=32.0).experience["replay"].replay_ratio == 32 / 16
+    assert algo.replace(sampling=Sampling(samples_per_insert=32.0)).experience["replay"].replay_ratio == 32 / 16
     assert jaxrl.SAC(policy=POLICY).resolve(SPEC, 8).rollout_length == 4
 
 

@@ -11,7 +11,6 @@ from helpers.registered import OWN_ALGORITHMS, nothing_registered_for_good
 import jaxrl
 from jaxrl.cli import describe, fields, main, table
 from jaxrl.core import registry
-from jaxrl.core.types import EnvSpec
 from jaxrl.envs.env_registry import environments
 
 
@@ -80,23 +79,6 @@ def test_no_flag_of_a_command_has_the_name_of_a_field(command):
     own = {flag.name for flag in table.command_flags(command)}
     for name in table.algorithms():
         assert not own & {flag.name for flag in table.algorithm_flags(name)[0]}, name
-
-
-@pytest.mark.parametrize("name", OWN_ALGORITHMS)
-def test_the_help_offers_what_the_algorithm_takes(name):
-    """Before, SAC's listed `prioritized`, and refused it."""
-    flags = {flag.name: flag for flag in table.algorithm_flags(name)[0]}
-    if "sampler" not in flags:
-        return
-    algo = jaxrl.make_algorithm(name, **({"prioritized": None} if "prioritized" in flags else {}))
-    spec = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Discrete(2))
-    rules = registry.registered("sampler")
-    taken = [
-        rule
-        for rule, cls in rules.items()
-        if not any(".sampler=" in line for line in algo.replace(sampler=cls()).validate(spec, 8, 1))
-    ]
-    assert sorted(part.name for part in flags["sampler"].kind.parts) == sorted(taken)
 
 
 def test_flags_of_a_preset_are_those_of_its_algorithm():

@@ -14,6 +14,7 @@ import jaxrl
 from helpers import programs
 from helpers.populations import population
 from helpers.programs import ROWS
+from jaxrl.algos.fields import Sampling
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import MinHeap, Prioritized, View
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -25,8 +26,8 @@ from jaxrl.run.loop import run_loop
 # A ring of which the items with the lowest priority are drawn, and views of a ring, one of which holds few items of
 # high priority.
 UNPRIORITIZED = programs.DQN.replace(prioritized=None)
-HEAP = UNPRIORITIZED.replace(sampler=MinHeap(), max_times_sampled=3)
-VIEWS = UNPRIORITIZED.replace(newest=4, view=View(8, Prioritized(), programs.NUM_ENVS * 5, MinHeap()))
+HEAP = UNPRIORITIZED.replace(sampling=Sampling(sampler=MinHeap(), max_times_sampled=3))
+VIEWS = UNPRIORITIZED.replace(view=View(8, Prioritized(), programs.NUM_ENVS * 5, MinHeap()))
 ITERATIONS = 12
 INTERVAL = 2  # iterations between checkpoints
 SEBULBA = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, actors=2, shards=4, lockstep=True)

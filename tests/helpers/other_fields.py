@@ -41,7 +41,6 @@ OTHER = {
     "whole_episodes": WholeEpisodes(episodes=8),
     "sampler": Lifo(),
     "max_times_sampled": 3,
-    "newest": 2,
     "view": View(2, Lifo()),
     "random_persistence": 0.5,
     "length": 6,

@@ -13,7 +13,7 @@ from golden.make_programs import of_data
 
 import jaxrl
 from jaxrl.algos.acting import Noise
-from jaxrl.algos.fields import Memory, PrioritizedReplay
+from jaxrl.algos.fields import Memory, PrioritizedReplay, Sampling
 from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core import sources
 from jaxrl.core.types import env_spec
@@ -42,15 +42,15 @@ def _by_default():
 
 
 def _kinds_of_replay():
-    lifo = {"sampler": sources.Lifo(), "max_times_sampled": 2}
+    lifo = {"sampling": Sampling(sampler=sources.Lifo(), max_times_sampled=2)}
     yield "prioritized", jaxrl.DQN(**SMALL, prioritized=PrioritizedReplay()), DISCRETE
-    yield "first in first out", jaxrl.DQN(**SMALL, sampler=sources.Fifo()), DISCRETE
+    yield "first in first out", jaxrl.DQN(**SMALL, sampling=Sampling(sampler=sources.Fifo())), DISCRETE
     yield "lifo", jaxrl.DQN(**SMALL, **lifo), DISCRETE
-    yield "heap", jaxrl.DQN(**SMALL, sampler=sources.MinHeap()), DISCRETE
+    yield "heap", jaxrl.DQN(**SMALL, sampling=Sampling(sampler=sources.MinHeap())), DISCRETE
     yield "flashbax", jaxrl.DQN(**SMALL, storage="flashbax", n_step=1), DISCRETE
     yield "frames", jaxrl.DQN(**SMALL), "gymnax:Breakout-MinAtar"
     yield "sequences", jaxrl.SAC(**SEQUENCES, policy=Actor(core=GRU(8)), critic=Critic(core=GRU(8))), CONTINUOUS
-    yield "newest", jaxrl.SAC(**SMALL, newest=2), CONTINUOUS
+    yield "newest", jaxrl.SAC(**SMALL, view=sources.View(2, sources.Lifo(), max_times_sampled=1)), CONTINUOUS
     yield "priorities of a categorical head", jaxrl.D4PG(**SMALL), CONTINUOUS
 
 

@@ -15,7 +15,7 @@ from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 import jaxrl
 from jaxrl.buffers import checks, replay
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import FrameStack, Prioritized, Replay, Sequence
+from jaxrl.core.sources import FrameStack, Lifo, Prioritized, Replay, Sequence, View
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import memory, targets
 from jaxrl.parallel.replicas import SingleReplica
@@ -26,7 +26,7 @@ SAC = ALGORITHMS["sac"]
 LOCKSTEP = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
 RUNS = {
     "sac": (SAC, BOX, anakin()),
-    "sac on four devices": (SAC.replace(newest=4), BOX, anakin(4)),
+    "sac on four devices": (SAC.replace(view=View(4, Lifo(), max_times_sampled=1)), BOX, anakin(4)),
     "r2d2": (programs.R2D2, ENV, anakin()),
     "r2d2 on four devices": (programs.R2D2, ENV, anakin(4)),
     "r2d2 of host environments": (programs.R2D2, SERVED, LOCKSTEP),

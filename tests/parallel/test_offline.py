@@ -15,6 +15,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.base import algorithm
+from jaxrl.algos.fields import Sampling
 from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
@@ -295,7 +296,10 @@ class FromData(jaxrl.DQN):
             "takes 0 of batch_size=1 items, .*; use batch_size=2 ",
         ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
-        ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover or max_times_sampled"),
+        (
+            {"algo": DQN.replace(sampling=Sampling(sampler=Lifo(), max_times_sampled=1))},
+            "sampler, remover or max_times_sampled",
+        ),
         (
             {"algo": jaxrl.SAC(reward_scale=RewardScale())},
             "SAC with reward_scale=.* learns from discounted_return, .* not contain; train without a dataset or ",

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
+from jaxrl.algos.fields import Sampling
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import ActorOutput, ActorState, Counter, Replay, UpdateInfo, env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -109,7 +110,7 @@ def test_lockstep_sebulba_makes_exactly_as_many():
 
 
 ASKED = [{"replay_ratio": ratio} for ratio in (0.25, 1, 2.5)]
-ASKED += [{"replay_ratio": None, "samples_per_insert": samples} for samples in (8, 64, 160)]
+ASKED += [{"replay_ratio": None, "sampling": Sampling(samples_per_insert=samples)} for samples in (8, 64, 160)]
 
 
 @pytest.mark.long
@@ -127,7 +128,7 @@ def test_ratios_and_samples_per_insert_are_exact(asked, num_envs, host):
     topology = jaxrl.Anakin(num_envs, devices=1)
     if host:
         topology = jaxrl.Sebulba(num_envs=num_envs, lockstep=True)
-    ratio = asked["replay_ratio"] or asked["samples_per_insert"] / batch
+    ratio = asked["replay_ratio"] or asked["sampling"].samples_per_insert / batch
     # The first iteration has no transition that is complete.
     steps = num_envs * iterations
     expected = floor(Fraction(ratio) * steps) - floor(Fraction(ratio) * num_envs)
@@ -136,16 +137,18 @@ def test_ratios_and_samples_per_insert_are_exact(asked, num_envs, host):
 
 
 def test_sequences_count_the_transitions_that_they_have():
-    source = jaxrl.R2D2(replay_ratio=None, samples_per_insert=16, batch_size=64).experience["replay"]
+    source = jaxrl.R2D2(replay_ratio=None, sampling=Sampling(samples_per_insert=16), batch_size=64).experience[
+        "replay"
+    ]
     assert source.transitions == 80 and source.replay_ratio == jaxrl.R2D2().replay_ratio
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"replay_ratio": 0.5, "samples_per_insert": 8}, "set the same ratio; set one of them"),
-        ({"replay_ratio": None}, "replay_ratio=None and samples_per_insert=None; set one of them"),
-        ({"samples_per_insert": 0.0}, "samples_per_insert=0.0 must be more than 0"),
+        ({"replay_ratio": 0.5, "sampling": Sampling(samples_per_insert=8)}, "set the same ratio; set one of them"),
+        ({"replay_ratio": None}, "replay_ratio=None and sampling.samples_per_insert=None; set one of them"),
+        ({"sampling": Sampling(samples_per_insert=0.0)}, "samples_per_insert=0.0 must be more than 0"),
     ],
 )
 def test_one_of_the_two_is_given(fields, said):

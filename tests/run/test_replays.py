@@ -285,7 +285,7 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
 
 
 STORAGES = {
-    "views": (DQN.replace(newest=4, view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "newest", "view"]),
+    "views": (DQN.replace(view=View(4, Prioritized(), 64, MaxHeap())), ["replay", "view"]),
     "a view of all": (DQN.replace(prioritized=None, view=View(4)), ["replay", "view"]),
     "flashbax": (DQN.replace(storage="flashbax", n_step=1), ["replay"]),
 }

@@ -18,9 +18,10 @@ from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl import envs
-from jaxrl.algos.fields import Memory
+from jaxrl.algos.fields import Memory, Sampling
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
+from jaxrl.core.sources import Lifo, View
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, Actor, Critic, QNetwork
@@ -347,7 +348,11 @@ def test_a_run_that_ends_before_its_first_update_says_so():
 
 @pytest.mark.parametrize(
     ("settings", "empty"),
-    [({"max_times_sampled": 4}, ["69%"]), ({"newest": 20}, ["50%"]), ({"max_times_sampled": 13}, [])],
+    [
+        ({"sampling": Sampling(max_times_sampled=4)}, ["69%"]),
+        ({"view": View(20, Lifo(), max_times_sampled=1)}, ["50%"]),
+        ({"sampling": Sampling(max_times_sampled=13)}, []),
+    ],
 )
 def test_a_replay_that_will_be_used_up_is_named_before_training(tmp_path, settings, empty):
     algo = jaxrl.DQN(batch_size=128, replay_ratio=0.1, **settings)
