@@ -9,7 +9,7 @@ they do, because XLA copies its tree in only one of the two cases. The buffer is
 microseconds per iteration (the minimum of several alternations) and writes benchmarks/results/replay.json. Needs the
 `flashbax` extra; without it, only jaxrl is measured.
 
-With `--memory`, it compares jaxrl's buffer in host memory and in device memory instead (`replay_memory`), and writes
+With `--memory`, it compares jaxrl's buffer in host memory and in device memory instead (`storage`), and writes
 benchmarks/results/replay-memory.json: the same transitions, sampled uniformly, and prioritized sequences as in R2D2: 64
 sequences of 121 rows with observations of 400 bytes, and the initial state of an LSTM of 512 units; each iteration adds
 40 rows of each of 64 environments.
@@ -36,10 +36,10 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 OBSERVATION, ACTION, ALPHA, BETA = 17, 6, 0.6, 0.4
 
 
-def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, memory: str = "device"):
+def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, storage: str = "ring"):
     """Return a full buffer, and a function of it, a key and a number of iterations."""
     sampler = {"sampler": Prioritized(ALPHA, BETA)} if prioritized else {}
-    source = Replay(capacity, batch, 1, replay_memory=memory, **sampler)
+    source = Replay(capacity, batch, 1, storage=storage, **sampler)
     buffer = replay.bind(
         {"replay": source}, num_envs=add, rollout_length=1, shards=shards, replicas=SingleReplica(shards)
     )["replay"]
@@ -66,10 +66,10 @@ def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int, me
     return jax.jit(lambda: buffer.init(rows, ()))(), looped(iteration)
 
 
-def sequences(capacity: int, add: int, memory: str):
+def sequences(capacity: int, add: int, storage: str):
     """Return the same for R2D2's sequences."""
     rollout, sequence = 40, Sequence(81, 40, "truncate", burn_in=40, stored_carry=True)
-    source = Replay(capacity, 64, 1, sequence=sequence, sampler=Prioritized(0.9, 0.6), replay_memory=memory)
+    source = Replay(capacity, 64, 1, sequence=sequence, sampler=Prioritized(0.9, 0.6), storage=storage)
     buffer = replay.bind({"replay": source}, num_envs=add, rollout_length=rollout, shards=1, replicas=SingleReplica(1))[
         "replay"
     ]
@@ -158,9 +158,9 @@ def by_library(arguments: argparse.Namespace):
 def by_memory(arguments: argparse.Namespace):
     """Compare jaxrl's buffer in host and device memory."""
     capacity, add = arguments.capacity, arguments.add
-    places = ("device", "host")
-    found = {f"transitions, {place}": ours(capacity, add, arguments.batch, False, 1, place) for place in places}
-    return found | {f"sequences, {place}": sequences(capacity, add, place) for place in places}
+    places = {"device": "ring", "host": "host"}
+    found = {f"transitions, {place}": ours(capacity, add, arguments.batch, False, 1, x) for place, x in places.items()}
+    return found | {f"sequences, {place}": sequences(capacity, add, x) for place, x in places.items()}
 
 
 def main() -> None:

@@ -221,11 +221,12 @@ class ReplayFields:
         help="steps per environment and iteration; None: one update's worth, or a quarter of memory.length",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="ring buffer of rows, or flashbax (one-step only)"
-    )
-    replay_memory: Literal["device", "host"] = static(
-        "device", choices=("device", "host"), help="memory in which the ring stores observations and recurrent states"
+    storage: Literal["ring", "host", "flashbax"] = static(
+        "ring",
+        choices=("ring", "host", "flashbax"),
+        was="replay_memory",
+        help="ring buffer of rows; a ring with observations and recurrent states in host memory; or flashbax (one-step "
+        "only)",
     )
     sampling: Sampling = part(
         Sampling,
@@ -271,7 +272,6 @@ class ReplayFields:
             sequence=sequence,
             frame_stack=frame_stack,
             storage=self.storage,
-            replay_memory=self.replay_memory,
             sampler=self.sampling.sampler or sampler or Uniform(),
             max_times_sampled=self.sampling.max_times_sampled,
         )
@@ -446,8 +446,8 @@ class CombinedReplayFields(ReplayFields):
             return [f"{label}: {line}" for line in wrong]
         if isinstance(self.batch_size, int) and self.view.items >= self.batch_size:
             found.append(f"{label} must be less than batch_size={self.batch_size}, because it is a part of the batch")
-        if self.storage != "ring":
-            found.append(f"{label} needs storage='ring', not {self.storage!r}: all parts of a batch sample from it")
+        if self.storage == "flashbax":
+            found.append(f"{label} needs a ring, from which all parts of a batch sample; use storage='ring'")
         if self.recurrent:
             found.append(f"{label} works with transitions only; use networks without a recurrent core")
         if not isinstance(self, PrioritizedFields) and by_priority(self.view.sampler, self.view.remover):

@@ -36,8 +36,6 @@ def _problems(sources, name, num_envs, rollout, shards):
     stored = replay.storage(sources, name)
     if stored.capacity < source.min_size:
         found.append(f"capacity={stored.capacity} must be at least min_size={source.min_size}")
-    if source.replay_memory == "host" and source.storage != "ring":
-        found.append(f"replay_memory='host' needs storage='ring', not {source.storage!r}")
     if source.batch_size % shards:
         found.append(f"batch_size={source.batch_size} is not divisible by {shards} shards; use a multiple")
     if index.bounded(source):

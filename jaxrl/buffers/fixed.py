@@ -40,7 +40,6 @@ def source_of(source: Replay | Dataset) -> Replay:
         sequence=sequence,
         max_times_sampled=0,
         storage="ring",
-        replay_memory="device",
         remover=None,
     )
 

@@ -79,7 +79,7 @@ def storage(sources: Sources, name: str) -> Storage:
         extras=tuple(sorted(extras)),
         carries=any(sequence.stored_carry for sequence in stretches),
         episode_steps=any(sequence.end != "continue" for sequence in stretches),
-        on_host=sources[owner].replay_memory == "host",
+        on_host=sources[owner].storage == "host",
     )
 
 

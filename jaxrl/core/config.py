@@ -103,7 +103,12 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     known = {field.name for field in dataclasses.fields(cls)}
     fields = {name: item for name, item in fields.items() if name in known or name not in variants}
     for field in dataclasses.fields(cls):
-        if moved := field.metadata.get(WAS):
+        moved = field.metadata.get(WAS)
+        if isinstance(moved, str) and moved in fields:  # another field, which had some of this field's choices
+            value = fields[moved]
+            fields = {name: item for name, item in fields.items() if name != moved}
+            fields |= {field.name: value} if value in field.metadata["limits"]["choices"] else {}
+        elif isinstance(moved, tuple):
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
             fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}

@@ -130,6 +130,7 @@ _ELSEWHERE = {
     "q_lr": "learning_rate",
     "random_correlation": "noise",
     "remover": "view",
+    "replay_memory": "storage",
     "reset_at": "resets",
     "sampler": "sampling",
     "samples_per_insert": "sampling",

@@ -226,15 +226,14 @@ class Replay:
       extras: names of the entries of `ActorOutput.extras` to store with the rows.
       frame_stack: settings for storing each frame once; None: store observations as they are.
       over: name of another replay source whose rows this source samples instead of storing rows. The other source's
-        `extras`, `frame_stack`, `replay_memory` and `capacity` in rows apply. Items whose rows the other source
+        `extras`, `frame_stack`, `storage` and `capacity` in rows apply. Items whose rows the other source
         overwrites are removed.
-      storage: "ring": stores rows and supports everything above; "flashbax": flashbax's flat buffers, for one-step
-        transitions sampled uniformly or by priority.
+      storage: "ring": stores rows and supports everything above; "host": a ring with observations and recurrent states
+        in the memory of the devices' host, for a replay too large for a device. The host then gathers the samples, but
+        all data used to choose them stays on the devices, and the run is bit for bit the same. "flashbax": flashbax's
+        flat buffers, for one-step transitions sampled uniformly or by priority.
       remover: with `over`, this source holds at most `capacity` items and removes others by this rule; None: it holds
         all items that begin in the rows. A full ring overwrites its oldest rows.
-      replay_memory: memory that stores a ring's observations and recurrent states: "device", or "host", the memory of
-        the devices' host, for a replay too large for a device. The host then gathers the samples, but all data used to
-        choose them stays on the devices, and the run is bit for bit the same.
     """
 
     capacity: int
@@ -249,9 +248,8 @@ class Replay:
     extras: tuple[str, ...] = ()
     frame_stack: FrameStack | None = None
     over: str | None = None
-    storage: Literal["ring", "flashbax"] = "ring"
+    storage: Literal["ring", "host", "flashbax"] = "ring"
     remover: Remover | None = None
-    replay_memory: Literal["device", "host"] = "device"
 
     @property
     def transitions(self) -> int:

@@ -82,8 +82,8 @@ def check_run(
         )
         copied = saved and (on_cpu or place == "the host")
         replays = [source for source in sources.values() if isinstance(source, Replay)]
-        in_rings = not on_cpu and runs == 1 and replays and all(source.storage == "ring" for source in replays)
-        elsewhere = "; or use replay_memory='host'" if in_rings and not on_host else ""
+        in_rings = not on_cpu and runs == 1 and replays and all(x.storage != "flashbax" for x in replays)
+        elsewhere = "; or use storage='host'" if in_rings and not on_host else ""
         held = "the replay" if replays else "the buffer of whole episodes"
         what = f"{held} and its copy in an asynchronous save need" if copied else f"{held} needs"
         problems.append(

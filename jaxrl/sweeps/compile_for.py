@@ -83,10 +83,10 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
         topology = dataclasses.replace(topology, devices=1)
     settings = settings.replace(topology=topology, num_envs=None, total_steps=1).prepared().resolved()
     sources = settings.algo.experience.values()
-    on_host = any(isinstance(source, Replay) and source.replay_memory == "host" for source in sources)
+    on_host = any(isinstance(source, Replay) and source.storage == "host" for source in sources)
     if target.devices[0].platform == "gpu" and on_host:
         raise ConfigError(
-            f"replay_memory='host': JAX cannot compile for the host memory of {target.name}; use replay_memory='device'"
+            f"storage='host': JAX cannot compile for the host memory of {target.name}; use storage='ring'"
         )
     bind = partial(settings.topology.bind, settings.algo, settings.env, processes=1, target=target)
     if runs:

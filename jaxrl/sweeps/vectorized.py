@@ -109,10 +109,10 @@ class VectorizedRuns:
           ConfigError: the devices cannot store the states, or do not have enough memory.
         """
         sources = self.program.layout.experience(self.first(algos)).online_sources.values()
-        if any(source.replay_memory == "host" for source in sources):
+        if any(source.storage == "host" for source in sources):
             raise ConfigError(
-                "replay_memory='host': replay buffers in host memory do not support several runs in one program; "
-                "use replay_memory='device', or jaxrl.train for each run"
+                "storage='host': replay buffers in host memory do not support several runs in one program; "
+                "use storage='ring', or jaxrl.train for each run"
             )
         one = jax.eval_shape(lambda algos, keys: self.program.init(self.first(algos), env, keys[0]), algos, keys)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]

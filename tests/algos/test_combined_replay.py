@@ -100,7 +100,7 @@ def test_a_run_is_the_same_on_any_number_of_devices():
         (jaxrl.DQN(view=View(128)), "DQN.view=View.*items=128.* must be less than batch_size=128"),
         (jaxrl.DQN(view=View(1), network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
         (jaxrl.R2D2(view=View(1)), "networks without a recurrent core"),
-        (jaxrl.DQN(view=View(1), storage="flashbax"), "needs storage=.ring., not .flashbax."),
+        (jaxrl.DQN(view=View(1), storage="flashbax"), "needs a ring, from which all parts"),
         (jaxrl.SAC(view=View(1, capacity=64, remover=MinHeap())), "needs priorities, but SAC returns none"),
         (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
         (jaxrl.DQN(view=View(0)), "DQN.view=View.*items=0 must be a whole number of at least 1"),

@@ -77,7 +77,7 @@ def test_two_devices_draw_what_one_does(sampler):
         ({"sampler": Fifo()}, "the sampler Fifo()"),
         ({"extras": ("log_prob",)}, "does not store extras"),
         ({"capacity": 50}, "capacity=50; use 48"),
-        ({"storage": "elsewhere"}, "must be one of ('ring', 'flashbax')"),
+        ({"storage": "elsewhere"}, "must be one of ('ring', 'host', 'flashbax')"),
     ],
 )
 def test_what_flashbax_has_not_is_refused(changes, said):

@@ -22,7 +22,7 @@ SOURCES = {
     "counted": {"replay": Replay(ENVS * SLOTS, 32, 1, max_times_sampled=2)},
     "lifo": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=Lifo(), max_times_sampled=2)},
     "heap": {"replay": Replay(ENVS * SLOTS, 32, 1, sampler=MinHeap(), max_times_sampled=2)},
-    "host": {"replay": Replay(ENVS * SLOTS, 32, 1, replay_memory="host", frame_stack=FrameStack(3))},
+    "host": {"replay": Replay(ENVS * SLOTS, 32, 1, storage="host", frame_stack=FrameStack(3))},
     "bounded": {
         "replay": Replay(ENVS * SLOTS, 32, 1),
         "other": View(32, Prioritized(), 4096, MinHeap()).of("replay", Replay(ENVS * SLOTS, 32, 1)),

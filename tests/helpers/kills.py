@@ -104,7 +104,7 @@ CASES = {
     "heap": Case(HEAP),
     "views": Case(VIEWS),
     "r2d2": Case(programs.R2D2),
-    "host memory": Case(programs.R2D2.replace(replay_memory="host")),
+    "host memory": Case(programs.R2D2.replace(storage="host")),
     "sebulba": Case(programs.PPO, host=True),
     "sweep": Case(programs.PPO),
     "pbt": Case(programs.PPO),

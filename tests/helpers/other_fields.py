@@ -37,7 +37,6 @@ OTHER = {
     "replay_ratio": 0.5,
     "samples_per_insert": 24,
     "storage": "flashbax",
-    "replay_memory": "host",
     "whole_episodes": WholeEpisodes(episodes=8),
     "sampler": Lifo(),
     "max_times_sampled": 3,

@@ -137,9 +137,7 @@ def test_ratios_and_samples_per_insert_are_exact(asked, num_envs, host):
 
 
 def test_sequences_count_the_transitions_that_they_have():
-    source = jaxrl.R2D2(replay_ratio=None, sampling=Sampling(samples_per_insert=16), batch_size=64).experience[
-        "replay"
-    ]
+    source = jaxrl.R2D2(replay_ratio=None, sampling=Sampling(samples_per_insert=16), batch_size=64).experience["replay"]
     assert source.transitions == 80 and source.replay_ratio == jaxrl.R2D2().replay_ratio
 
 

@@ -35,9 +35,7 @@ def name(choices):
 
 
 RING = [
-    pytest.param(
-        {"sampling": Sampling(sampler=sampler, max_times_sampled=3)}, id=name({"sampler": sampler, "most": 3})
-    )
+    pytest.param({"sampling": Sampling(sampler=sampler, max_times_sampled=3)}, id=name({"sampler": sampler, "most": 3}))
     for sampler in SAMPLERS
 ]
 # Two views of one ring beside the replay, each with so few items that most were removed.

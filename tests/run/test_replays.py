@@ -128,7 +128,7 @@ def stored(rows, slots, stack, views=(), **settings):
 )
 def test_what_is_whole_in_the_ring_comes_out(tmp_path, rollouts, slots, stack, storage):
     rows = lived(rollouts, stack)
-    run = stored(rows, slots, stack, **({"replay_memory": "host"} if storage == "host" else {"storage": storage}))
+    run = stored(rows, slots, stack, storage=storage)
     for unfinished in (False, True):
         path = jaxrl.export_replay(run, tmp_path / f"data{unfinished}", unfinished=unfinished)
         read = list(jaxrl.load_dataset(f"rlds:{path}"))
