@@ -12,16 +12,14 @@ import jax.numpy as jnp
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing, Noise
-from jaxrl.algos.base import algorithm, changed, field_group, part
+from jaxrl.algos.base import algorithm, changed, field_group, number, part, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
-    DelayedPolicyFields,
+    DistributionFields,
     NStepFields,
     PrioritizedFields,
     PrioritizedReplay,
-    QuantileFields,
     SequenceFields,
-    SupportFields,
     TargetFields,
 )
 from jaxrl.algos.off_policy import CriticLoss, LearnerState
@@ -40,7 +38,7 @@ class TD3State(LearnerState):
 
 
 @field_group
-class DeterministicLearner(NStepFields, SupportFields, QuantileFields, DeterministicActing, TargetFields):
+class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing, TargetFields):
     """Learner with a deterministic policy, critics, and target networks of the policy and the critics."""
 
     resets: Resets | None = part(
@@ -49,6 +47,21 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, Determini
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return self.actor_critic_problems(spec, stochastic=False)
+
+    def update(
+        self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[LearnerState, UpdateInfo]:
+        """Take a step of the critics, the policy and the targets (DDPG)."""
+        statistics, replay = off_policy.learning_batch(
+            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
+        )
+        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
+        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
+        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        new = LearnerState(policy, critic, statistics, state.updates + 1)
+        return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(metrics, priorities)
 
     def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
@@ -77,7 +90,7 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, Determini
         only = jnp.zeros(least.shape, jnp.int32)
         following = q_learning.returns_of(jax.tree.map(of_least, output), only, self.v_min, self.v_max)
         target = q_learning.n_step_returns(replay.rewards, replay.steps, replay.bootstrap, following, self.gamma)
-        options = self.support | {"quantile_huber": self.quantile_huber}
+        options = self.loss_options
         if combined_replay.sources_by_priority(self.experience):
             options["importance"] = replay.importance
         optimizer = self.critic_optimizer
@@ -112,27 +125,16 @@ class DeterministicLearner(NStepFields, SupportFields, QuantileFields, Determini
 
 
 @field_group
-class JointLearner(DeterministicLearner):
-    """DDPG's update: a step of the critics, the policy and the targets at every update."""
-
-    def update(
-        self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[LearnerState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(
-            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
-        )
-        critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
-        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
-        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
-        priorities = combined_replay.priorities(fit.error, self.experience, batch, replicas)
-        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
-        new = LearnerState(policy, critic, statistics, state.updates + 1)
-        return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(metrics, priorities)
-
-
-@field_group
-class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
+class DelayedLearner(DeterministicLearner):
     """TD3's update: smoothed target actions, and a step of the policy and the targets every `policy_delay` updates."""
+
+    target_noise: Scalar = number(
+        0.2, low=0, help="standard deviation of the target policy's noise, in units of half the action range"
+    )
+    target_noise_clip: Scalar = number(
+        0.5, low=0, help="maximum absolute value of the target policy's noise, in the same units"
+    )
+    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
         return TD3State(**vars(super().init(key, spec)), policy_loss=jnp.float32(0.0))
@@ -165,24 +167,15 @@ class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
         return after_reset(self.resets, self.init, new, key, spec), UpdateInfo(metrics)
 
 
-@field_group
-class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, DeterministicLearner):
-    """Learner from single transitions, or from sequences if a network is recurrent."""
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return self.combined_sources(self.source_with_memory())
-
-
 @algorithm
-class DDPG(DeterministicSequenceLearner, JointLearner):
+class DDPG(SequenceFields, DeterministicLearner):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))
 
 
 @algorithm
-class TD3(DeterministicSequenceLearner, DelayedLearner):
+class TD3(SequenceFields, DelayedLearner):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
@@ -190,7 +183,7 @@ class TD3(DeterministicSequenceLearner, DelayedLearner):
 
 
 @algorithm
-class D4PG(PrioritizedFields, CombinedReplayFields, JointLearner):
+class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)

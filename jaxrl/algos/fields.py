@@ -151,8 +151,8 @@ class SupportFields:
 
 
 @field_group
-class QuantileFields:
-    """Loss of quantile heads."""
+class DistributionFields(SupportFields):
+    """Losses of categorical and quantile heads."""
 
     quantile_huber: Scalar = number(
         1.0,
@@ -160,6 +160,11 @@ class QuantileFields:
         only_with="critic.head=quantilevalues",
         help="Huber threshold of the quantile loss, above which it is linear",
     )
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """Return the numbers of these fields as keyword arguments of `off_policy.output_loss`."""
+        return self.support | {"quantile_huber": self.quantile_huber}
 
 
 @field_group
@@ -173,19 +178,6 @@ class NormalizationFields:
         only_with="normalize_observation",
         help="maximum absolute value of normalized observations; None: no clipping",
     )
-
-
-@field_group
-class DelayedPolicyFields:
-    """Delayed updates of a deterministic policy, and smoothed target actions (TD3)."""
-
-    target_noise: Scalar = number(
-        0.2, low=0, help="standard deviation of the target policy's noise, in units of half the action range"
-    )
-    target_noise_clip: Scalar = number(
-        0.5, low=0, help="maximum absolute value of the target policy's noise, in the same units"
-    )
-    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
 
 
 @field_group
@@ -401,19 +393,6 @@ class MemoryFields(ReplayFields):
 
 
 @field_group
-class SequenceFields(NStepReplayFields, MemoryFields):
-    """Sequences instead of transitions, for recurrent policies or critics."""
-
-    def source_with_memory(self) -> Replay:
-        """Return the replay of transitions, or if recurrent, of sequences with about `batch_size` steps per batch."""
-        if not self.recurrent:
-            return self.source(n_step=self.n_step)
-        # With `batch_size` sequences, the cost of an update would grow with their length.
-        whole = max(self.batch_size // max(self.memory.length - 1, 1), 1)
-        return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
-
-
-@field_group
 class CombinedReplayFields(ReplayFields):
     """Batches of two parts: one sampled from a view of the storage, with its own sampler and items.
 
@@ -456,3 +435,20 @@ class CombinedReplayFields(ReplayFields):
                 "or D4PG"
             )
         return found
+
+
+@field_group
+class SequenceFields(NStepReplayFields, MemoryFields, CombinedReplayFields):
+    """Sequences instead of transitions, for recurrent policies or critics."""
+
+    def source_with_memory(self) -> Replay:
+        """Return the replay of transitions, or if recurrent, of sequences with about `batch_size` steps per batch."""
+        if not self.recurrent:
+            return self.source(n_step=self.n_step)
+        # With `batch_size` sequences, the cost of an update would grow with their length.
+        whole = max(self.batch_size // max(self.memory.length - 1, 1), 1)
+        return self.source(sequence=self.sequence, batch_size=whole, n_step=self.n_step)
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return self.combined_sources(self.source_with_memory())

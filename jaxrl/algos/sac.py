@@ -15,7 +15,7 @@ from flax import struct
 from jaxrl.algos import combined_replay, normalization, off_policy, q_learning, soft_policies, train_state
 from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, part, static
-from jaxrl.algos.fields import CombinedReplayFields, QuantileFields, SequenceFields, SupportFields
+from jaxrl.algos.fields import DistributionFields, SequenceFields
 from jaxrl.algos.off_policy import DropoutKeys, Statistics
 from jaxrl.algos.pessimism import Pessimism
 from jaxrl.algos.resets import Resets, after_reset
@@ -54,7 +54,7 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields, QuantileFields, TemperatureFields):
+class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
     # Fields of older configurations, with the class that their value True selects now.
@@ -167,8 +167,7 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, SupportFields,
             returns = self.pessimism.returns(there, key, **self.support)
             cost = temperature * next_log_prob
             target = soft_policies.soft_target(replay, returns, next_policy, cost, self.gamma)
-            options = self.support | {"quantile_huber": self.quantile_huber}
-            loss, fit = off_policy.output_loss(output, replay, target, spec, replicas, **options)
+            loss, fit = off_policy.output_loss(output, replay, target, spec, replicas, **self.loss_options)
             return loss, (fit, model_state)
 
         found = train_state.gradient(critic_loss, state.critic)
