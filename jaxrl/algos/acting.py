@@ -1,6 +1,6 @@
 """Acting of off-policy actor-critics: exploration noise, and random actions before the first update."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -104,13 +104,25 @@ class ActingFields(NormalizationFields, ActorCriticFields):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree:
         """Return a new state, with target networks of the policy and of the critics."""
-        policy_key, critic_key = jax.random.split(key)
-        return LearnerState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
-        )
+        return LearnerState(**self.learner(*jax.random.split(key), spec, policy_target=True))
+
+    def learner(
+        self,
+        policy_key: jax.Array,
+        critic_key: jax.Array,
+        spec: EnvSpec,
+        *,
+        policy_target: bool = False,
+        critic_target: bool = True,
+    ) -> dict[str, Any]:
+        """Return the fields of a new `LearnerState`, with or without target networks."""
+        policy, critic = self.policy.init(policy_key, spec), self.critic.init(critic_key, spec)
+        return {
+            "policy": train_state.create(*policy, self.policy_optimizer, target=policy_target),
+            "critic": train_state.create(*critic, self.critic_optimizer, target=critic_target),
+            "statistics": off_policy.init_statistics(spec, self.normalize_observation),
+            "updates": jnp.int32(0),
+        }
 
 
 @field_group

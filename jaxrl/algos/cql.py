@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, TargetFields
 from jaxrl.algos.kl_limits import step_log
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import LearnerState
 from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -30,15 +29,11 @@ from jaxrl.networks import Critic
 MAX_COEFFICIENT = 1e6  # limit of a learned coefficient, as in the authors' code
 
 
-class CQLState(struct.PyTreeNode):
+class CQLState(LearnerState):
     """State of the learner."""
 
-    policy: TrainState
-    critic: TrainState
     log_temperature: TrainState  # a float32 scalar; all fields are () if the temperature is fixed
     log_coefficient: TrainState  # a float32 scalar; all fields are () if the coefficient is fixed
-    statistics: Statistics
-    updates: jax.Array  # int32
 
 
 @algorithm
@@ -69,17 +64,12 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         return problems
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
-        policy_key, critic_key = jax.random.split(key)
-        optimizer = self.critic_optimizer
         learned = self.lagrange_threshold is not None
         log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32)) if learned else ()
         return CQLState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
-            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
+            **self.learner(*jax.random.split(key), spec),
             log_temperature=self.temperature.init(self.temperature_optimizer),
-            log_coefficient=train_state.create(log_coefficient, (), optimizer),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
+            log_coefficient=train_state.create(log_coefficient, (), self.critic_optimizer),
         )
 
     def update(
@@ -148,7 +138,8 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         metrics = replicas.mean(fit.metrics | metrics | {"conservative_gap": gap})
         metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}
         critic, updates = train_state.polyak_update(critic, self.tau), state.updates + 1
-        return CQLState(policy, critic, log_temperature, log_coefficient, statistics, updates), UpdateInfo(metrics)
+        new = CQLState(policy, critic, statistics, updates, log_temperature, log_coefficient)
+        return new, UpdateInfo(metrics)
 
 
 def proposals(

@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import NStepReplayFields, TargetFields
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import LearnerState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Scalar
@@ -28,14 +27,10 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Critic
 
 
-class IQLState(struct.PyTreeNode):
+class IQLState(LearnerState):
     """State of the learner."""
 
-    policy: TrainState
-    critic: TrainState
     value: TrainState
-    statistics: Statistics
-    updates: jax.Array  # int32
 
 
 @algorithm
@@ -65,13 +60,9 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> IQLState:
         policy_key, critic_key, value_key = jax.random.split(key, 3)
-        optimizer = self.critic_optimizer
+        value = self.value.init(value_key, without_choice(spec))
         return IQLState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
-            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
-            value=train_state.create(*self.value.init(value_key, without_choice(spec)), optimizer),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
+            **self.learner(policy_key, critic_key, spec), value=train_state.create(*value, self.critic_optimizer)
         )
 
     def update(
@@ -104,7 +95,7 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
 
         critic = train_state.polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | value_metrics | policy_metrics)
-        return IQLState(policy, critic, value, statistics, state.updates + 1), UpdateInfo(metrics)
+        return IQLState(policy, critic, statistics, state.updates + 1, value), UpdateInfo(metrics)
 
 
 def state_value(

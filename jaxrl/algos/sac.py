@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxrl.algos import combined_replay, normalization, off_policy, q_learning, soft_policies, train_state
 from jaxrl.algos.acting import ActingCarry, Noise, StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, part, static
 from jaxrl.algos.fields import DistributionFields, SequenceFields
-from jaxrl.algos.off_policy import DropoutKeys, Statistics
+from jaxrl.algos.off_policy import DropoutKeys, LearnerState
 from jaxrl.algos.pessimism import Pessimism
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.reward_scale import RETURN, ReturnScale, RewardScale
@@ -41,14 +40,10 @@ from jaxrl.networks import ActionValues, Categorical, CategoricalValues, Quantil
 _HEADS = (ActionValues, CategoricalValues, QuantileValues)
 
 
-class SACState(struct.PyTreeNode):
+class SACState(LearnerState):
     """State of the learner."""
 
-    policy: TrainState
-    critic: TrainState
     log_temperature: TrainState  # a float32 scalar; all fields are () if the temperature is fixed
-    statistics: Statistics
-    updates: jax.Array  # int32
     return_scale: ReturnScale | tuple[()]  # () if rewards are not scaled
     policy_metrics: Metrics | tuple[()]  # of the policy's last step; () if the policy takes a step at every update
 
@@ -116,15 +111,10 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         return {"replay": own, "demonstrations": Dataset(half, n_step=replay.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
-        policy_key, critic_key = jax.random.split(key)
         none_yet = {"policy_loss": jnp.float32(0.0), "entropy": jnp.float32(0.0)}
-        target = self.tau is not None
         return SACState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
-            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=target),
+            **self.learner(*jax.random.split(key), spec, critic_target=self.tau is not None),
             log_temperature=self.temperature.init(self.temperature_optimizer),
-            statistics=off_policy.init_statistics(spec, self.normalize_observation),
-            updates=jnp.int32(0),
             return_scale=() if self.reward_scale is None else self.reward_scale.init(),
             policy_metrics=none_yet if self.policy_delay > 1 else (),
         )
