@@ -217,7 +217,9 @@ def _explain_unknown_fields(cls: Any) -> None:
 def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
     """Raise a ConfigError if a class lacks one of these fields."""
     known = [field.name for field in dataclasses.fields(cls)]
-    if wrong := [str(unknown(f"field of {cls.__name__}", name, known)) for name in fields if name not in known]:
+    kinds = {field.name: kind for field in dataclasses.fields(cls) if (kind := field.metadata.get("part"))}
+    listed = known + [f"{name}.{field.name}" for name, kind in kinds.items() for field in dataclasses.fields(kind)]
+    if wrong := [str(unknown(f"field of {cls.__name__}", name, listed)) for name in fields if name not in known]:
         raise ConfigError(wrong)
 
 

@@ -74,6 +74,12 @@ class Flag:
         return names[0] if names else ""
 
     @property
+    def dotted(self) -> dict[str, str]:
+        """The flags of the fields of an algorithm's part, such as `--memory.burn-in`, and the names of the fields."""
+        fields = self.kind.parts[0].fields if self.bare and len(self.kind.parts) == 1 else ()
+        return {option(f"{self.name}.{field}"): field for field in fields}
+
+    @property
     def usage(self) -> str:
         """The flag with a placeholder for its value."""
         if self.positional:
@@ -164,9 +170,10 @@ def _texts(command, flags, argv):
     An argument after an unknown flag is treated as that flag's value.
     """
     positional = [flag for flag in flags if flag.positional]
-    named = {flag.option: (flag, None) for flag in flags if not flag.positional}
+    named = {flag.option: (flag, None, "") for flag in flags if not flag.positional}
+    named |= {word: (flag, None, f"{field}=") for flag in flags for word, field in flag.dotted.items()}
     known = [*named]
-    named |= {word: (flag, value) for flag in flags for word, value in flag.switches.items()}
+    named |= {word: (flag, value, "") for flag in flags for word, value in flag.switches.items()}
     words, texts, problems = [*argv], {}, []
     while words:
         word = words.pop(0)
@@ -178,7 +185,7 @@ def _texts(command, flags, argv):
             else:
                 problems.append(f"unexpected argument {word!r}; {command} --help lists the flags")
             continue
-        flag, implied = named.get(name.replace("_", "-"), (None, None))
+        flag, implied, field = named.get(name.replace("_", "-"), (None, None, ""))
         many = flag is not None and flag.many
         found = [text] if equals else []
         while words and not words[0].startswith("--") and (many or not found):
@@ -189,12 +196,12 @@ def _texts(command, flags, argv):
             problems += unknown("flag", name, known, f"{command} --help lists them").problems
         elif many:
             texts.setdefault(flag.name, []).extend(found)
-        elif found or implied or flag.bare:
-            found = found or [implied or flag.bare]
+        elif found or implied or (flag.bare and not field):
+            found = [field + text for text in found] or [implied or flag.bare]
             # A part is changed by all its flags.
             texts[flag.name] = [":".join([*texts.get(flag.name, ()), *found])] if flag.bare else found
         else:
-            print(f"{flag.option} needs a value; see {command} --help", file=sys.stderr)
+            print(f"{name} needs a value; see {command} --help", file=sys.stderr)
             raise SystemExit(2)
     return texts, problems
 
