@@ -171,7 +171,7 @@ class DistributionFields(SupportFields):
 class NormalizationFields:
     """Normalization of observations."""
 
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    normalize_observation: bool = static(False, help="normalize observations by running statistics")
     observation_clip: Scalar | None = number(
         10.0,
         above=0,
@@ -202,11 +202,11 @@ registry.add("part", Sampling)
 class ReplayFields:
     """Storage and sampling of a replay."""
 
-    capacity: int = static(1_000_000, low=1, help="size of the replay buffer, in transitions of all environments")
+    capacity: int = static(1_000_000, low=1, help="transitions stored, over all environments")
     min_size: int = static(
         1_000, low=1, help="transitions collected before the first update; actor-critics act randomly until then"
     )
-    batch_size: int = static(256, low=1, help="transitions per update; for sequences, rounded down to whole ones")
+    batch_size: int = static(256, low=1, help="transitions per update, in whole sequences")
     rollout_length: int | None = static(
         None,
         low=1,
@@ -217,8 +217,7 @@ class ReplayFields:
         "ring",
         choices=("ring", "host", "flashbax"),
         was="replay_memory",
-        help="ring buffer of rows; a ring with observations and recurrent states in host memory; or flashbax (one-step "
-        "only)",
+        help="ring: rows; host: the same, with observations in host memory; flashbax: one-step transitions",
     )
     sampling: Sampling = part(
         Sampling,

@@ -61,7 +61,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         high=1,
         help="soft update coefficient of the target networks (Polyak averaging); None: no target networks",
     )
-    policy_delay: int = static(1, low=1, help="critic updates per update of the policy and the temperature")
+    policy_delay: int = static(1, low=1, help="critic updates per update of the policy")
     pessimism: Pessimism = part(
         Pessimism,
         default=Pessimism(),

@@ -140,13 +140,16 @@ _NOT_FLAGS = ("algo", "env", "topology", "num_envs", "loggers", "callbacks", "ca
 _SETTINGS = [field.name for field in dataclasses.fields(RunSettings)]
 _TOPOLOGY = argument_flags(Sebulba, ["num_envs"], kind_of) | argument_flags(Anakin, ["num_envs"], kind_of)
 _JOINING = argument_flags(distributed.initialize, ("heartbeat_seconds", "start_seconds", "end_seconds"))
-_MACHINES = ("devices", "actor_devices", "actor_platform", "shards", "resources", "mapping", "backend")
+_MACHINES = ("deterministic", "devices", "actor_devices", "actor_platform", "shards", "resources", "mapping", "backend")
 _MACHINES += ("cpus_per_run", "gpus_per_run", "max_concurrent", "restarts", "address", *multihost.FLAGS)
 # Settings of evaluation and output are declared consecutively.
 _EVALUATION = _SETTINGS[_SETTINGS.index("log_every") : _SETTINGS.index("loggers")]
-_EVALUATION += ["record_every", "wandb", "points", "out"]
+_EVALUATION += ["points", "out"]
+_RECORDING = ("record", "record_every", "video_every", "wandb", "log_every", "checkpoint_every", "keep", "save_replay")
+_RECORDING += ("async_evaluation", "eval_env")
 # Help sections by flag; the other flags are in "run".
 _TITLES = dict.fromkeys(_EVALUATION, "evaluation and files")
+_TITLES |= dict.fromkeys(_RECORDING, "recording, logging and checkpoints")
 _TITLES |= dict.fromkeys(_TOPOLOGY, "host environments") | dict.fromkeys(_MACHINES, "devices and machines")
 
 
@@ -184,9 +187,8 @@ class _Train:
     Args:
       eval_env: separate environment for evaluation, as suite:name.
       dataset: dataset to learn from, rlds:PATH or minari:ID; it is loaded into memory.
-      init_from: initialize from another run: its run directory (the newest checkpoint) or one of its checkpoints. The
-        spaces must be the same; other settings and the environment may differ, as in offline-to-online training. Steps
-        and schedules start from zero.
+      init_from: initialize from another run's directory or checkpoint, with the same spaces; steps and schedules start
+        from zero.
       record: directory to which training episodes are recorded.
       wandb: Weights & Biases project to log to.
     """

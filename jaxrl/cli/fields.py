@@ -53,7 +53,7 @@ def algorithm_flags(algo: Algorithm) -> tuple[list[Flag], dict[str, str]]:
         nested += [dataclasses.replace(inner, name=f"{flag.name}.{inner.name}") for inner in within]
         if isinstance(value, Readable):
             help_ = _OWN_NETWORK.format(flag.name)
-            own.append(Flag(flag.name, Kind("network"), help=help_, title=flag.title))
+            own.append(Flag(flag.name, Kind("network"), help=help_, title=flag.name))
     return [*typed(own), *nested], helps
 
 
@@ -91,7 +91,8 @@ def _typed(text: str, names: Set[str]) -> str:
     text = re.sub(_QUOTED_FLAG, _option, text).replace("`", "")
     text, only, condition = text.partition("only with ")
     condition = re.sub(r"\.recurrent\b", ".core", condition)
-    return re.sub(_NAME, known, text) + only + re.sub(_CONDITION, known, condition)
+    condition = re.sub(r"(--\S+) (\S+) or \1 ", r"\1 \2 or ", re.sub(_CONDITION, known, condition))
+    return re.sub(_NAME, known, text) + only + condition
 
 
 def _option(found: re.Match[str]) -> str:

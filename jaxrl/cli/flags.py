@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 # Help sections that only --help-all shows, at the end, as it does those of networks.
-_RARE = ("host environments", "devices and machines")
-_NARROW = 40  # characters
+_RARE = ("recording, logging and checkpoints", "host environments", "devices and machines")
+_NARROW = 50  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +113,13 @@ class Flag:
         if self.required:
             return f"{self.help} (required)"
         if self.default != "None":
-            return f"{self.help} (default: {self.default})"
+            default = self.default
+            if self.bare:  # its usage lists the fields, in the order of their values
+                default = re.sub(r"(^|:)\w+=", r"\1", default.removeprefix(f"{self.bare}:"))
+            return f"{self.help} (default: {default})"
         if self.many:
             return f"{self.help} (none)"
-        explained = self.help.replace("None: ", "None (default): ", 1)
-        return explained if self.positional or explained != self.help else f"{self.help} (default: None)"
+        return self.help.replace("None: ", "None (default): ", 1)
 
 
 def option(name: str) -> str:

@@ -24,7 +24,7 @@ class Importing:
     """The flag `--import`, which every command has.
 
     Args:
-      import_: modules to import first, which register your environments, networks or algorithms; separated by commas.
+      import_: modules with your registered environments and algorithms, comma-separated.
     """
 
     import_: str | None = None

@@ -104,14 +104,14 @@ def train(
         fiftieth of the run, or about a second in runs of fewer than a hundred iterations. Rows are also written at
         evaluations, checkpoints and calls of callbacks.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
-      evaluation_episodes: complete episodes per evaluation; None: 128, or 10 for host environments.
+      evaluation_episodes: episodes per evaluation; None: 128, or 10 for host environments.
       eval_env: another environment for evaluations, in the same forms as `env`. Its observations and actions must have
         the same shapes and types as those of `env`, while bounds, parameters and time limits may differ.
-      explore_in_evaluation: sample actions as in training instead of taking the best ones.
+      explore_in_evaluation: sample actions instead of taking the best ones.
       async_evaluation: evaluate in a thread while training continues, on a device that is not used for learning if
         there is one. The result of an evaluation is available, and compared with `target_return`, at the next
         evaluation.
-      target_return: stop the run when the mean return of an evaluation is at least this value.
+      target_return: stop when the mean return of an evaluation reaches this.
       callbacks: functions of a `Moment`, or objects with state (`jaxrl.run.callbacks`), called at evaluations and at
         the end. They may stop the run or change the environment's parameters.
       callback_every: environment steps between additional calls of the callbacks; None: no additional calls.
