@@ -70,7 +70,7 @@ ALGORITHMS = {
     "muzero": jaxrl.MuZero(
         **REPLAY | {"batch_size": 16, "replay_ratio": 1 / ROWS},
         **COARSE | {"learning_rate": 1e-3},
-        tree_search=TreeSearch(simulations=4),
+        tree_search=TreeSearch(simulations=4, epsilon=0.0),
         unroll_steps=2,
         n_step=3,
         network=ModelNetwork(programs.SMALL, width=8, widths=(8,), atoms=11),

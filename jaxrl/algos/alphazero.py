@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization, on_policy, returns, search
-from jaxrl.algos.base import action_problems, algorithm, changed, number, part
+from jaxrl.algos.base import action_problems, algorithm, changed, number
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import OnPolicy, PolicyCarry, PolicyState
-from jaxrl.algos.search import WAS, Expansion, TreeSearch
+from jaxrl.algos.search import Expansion, TreeSearchFields
 from jaxrl.algos.train_state import Variables, weighted_means
 from jaxrl.core.planning import Model
 from jaxrl.core.schedules import Scalar
@@ -40,7 +40,7 @@ class Node(struct.PyTreeNode):
 
 
 @algorithm
-class AlphaZero(MinibatchFields, OnPolicy):
+class AlphaZero(TreeSearchFields, MinibatchFields, OnPolicy):
     """AlphaZero: tree search with the environment as its model, for one agent or two players."""
 
     learning_rate: Scalar | None = changed(2e-3)
@@ -48,19 +48,6 @@ class AlphaZero(MinibatchFields, OnPolicy):
     gamma: Scalar = changed(0.97)
     gae_lambda: Scalar = number(
         1.0, low=0, high=1, help="lambda of the value targets; 1: game outcomes, 0: one-step bootstrapped values"
-    )
-    tree_search: TreeSearch = part(
-        TreeSearch,
-        default=TreeSearch(),
-        was=WAS,
-        switch="simulations",
-        help="tree search before each action",
-    )
-    epsilon: Scalar = number(
-        0.2,
-        low=0,
-        high=1,
-        help="probability of a random action in training, to reach positions that the search avoids",
     )
     value_cost: Scalar = changed(1.0)
     entropy_cost: Scalar | None = changed(0.0, help="weight of the entropy bonus; the search already explores")
@@ -99,14 +86,8 @@ class AlphaZero(MinibatchFields, OnPolicy):
         (logits, value), network_carry = self._evaluate(actor, timestep, carry.network, spec)
         node = Node(model.state, network_carry, timestep.last, (logits, value))
         expand = functools.partial(self._expand, actor, model, spec)
-        found = self.tree_search.plan(
-            Expansion(logits, value, node),
-            expand,
-            key,
-            mask=timestep.action_mask,
-            explore=explore,
-            epsilon=self.epsilon,
-        )
+        root = Expansion(logits, value, node)
+        found = self.tree_search.plan(root, expand, key, mask=timestep.action_mask, explore=explore)
         discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = PolicyCarry(network_carry, discounted)
         if not explore:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import q_learning, q_views, search, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
 from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import Returns
-from jaxrl.algos.search import WAS, Expansion, TreeSearch
+from jaxrl.algos.search import Expansion, TreeSearch, TreeSearchFields
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -43,7 +43,7 @@ class MuZeroState(struct.PyTreeNode):
 
 
 @algorithm
-class MuZero(ReplayFields, NStepFields, SupportFields, DiscountFields):
+class MuZero(TreeSearchFields, ReplayFields, NStepFields, SupportFields, DiscountFields):
     """MuZero: search in a learned model of rewards, values and policies."""
 
     learning_rate: Scalar = number(Linear(2e-3, 0.0), above=0, help="learning rate")
@@ -53,19 +53,7 @@ class MuZero(ReplayFields, NStepFields, SupportFields, DiscountFields):
     v_max: Scalar = changed(300.0, only_with=None, help="maximum of the categorical support of values and rewards")
     unroll_steps: int = static(5, low=1, help="number of steps for which the model is unrolled in an update")
     n_step: int = changed(10)
-    tree_search: TreeSearch = part(
-        TreeSearch,
-        default=TreeSearch(simulations=16),
-        was=WAS,
-        switch="simulations",
-        help="tree search before each action",
-    )
-    epsilon: Scalar = number(
-        0.0,
-        low=0,
-        high=1,
-        help="probability of a random action in training, to reach positions that the search avoids",
-    )
+    tree_search: TreeSearch = changed(TreeSearch(simulations=16, epsilon=0.0))
     capacity: int = changed(50_000)
     batch_size: int = changed(128, help="sequences per update")
     replay_ratio: float | None = changed(0.1)
@@ -111,9 +99,7 @@ class MuZero(ReplayFields, NStepFields, SupportFields, DiscountFields):
             return ActorOutput(prior.mode(), carry)
         root = Expansion(prior.logits, self._scalar(output.value), output.latent)
         expand = functools.partial(self._expand, actor, spec, timestep.discount is not None)
-        found = self.tree_search.plan(
-            root, expand, key, mask=timestep.action_mask, explore=explore, epsilon=self.epsilon
-        )
+        found = self.tree_search.plan(root, expand, key, mask=timestep.action_mask, explore=explore)
         extras = {"search_policy": found.policy, "search_value": found.value} if explore else {}
         return ActorOutput(found.action, carry, extras)
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import q_learning
-from jaxrl.algos.base import Part, field_group, number, static
-from jaxrl.algos.optimizers import Number
+from jaxrl.algos.base import Part, field_group, number, part, static
 from jaxrl.core import registry
 from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.schedules import Scalar
@@ -61,6 +60,12 @@ class TreeSearch(Part):
         only_with="kind=puct",
         help="temperature T of sampling actions by visits^(1 / T); 0: the most visited action",
     )
+    epsilon: Scalar = number(
+        0.2,
+        low=0,
+        high=1,
+        help="probability of a random action in training, to reach positions that the search avoids",
+    )
 
     def problems(self) -> list[str]:
         """Check that mctx is installed, and return no problems.
@@ -80,7 +85,6 @@ class TreeSearch(Part):
         *,
         mask: jax.Array | None,
         explore: bool,
-        epsilon: Number,
     ) -> Plan:
         """Search from each of B roots with a separate key, so that a plan does not depend on the rest of the batch.
 
@@ -91,7 +95,6 @@ class TreeSearch(Part):
           keys: keys [B]; None only if `explore` is false and nothing is sampled.
           mask: bool [B, actions], True for actions that are allowed at the root; None: all are allowed.
           explore: whether to search with the noise of training; otherwise, the best action is returned.
-          epsilon: with `explore`, the probability of a random action.
         """
         import mctx  # an extra
 
@@ -129,14 +132,25 @@ class TreeSearch(Part):
             plan = jax.vmap(one)(root.replace(reward=(), discount=()), keys, invalid)
         action = plan.action.astype(jnp.int32)
         if explore:
-            epsilon = jnp.asarray(epsilon, jnp.float32)
+            epsilon = jnp.asarray(self.epsilon, jnp.float32)
             action = q_learning.epsilon_greedy(of_chance, action, mask, epsilon, root.logits.shape[-1])
         return plan.replace(action=action)
 
 
 registry.add("part", TreeSearch)
-# Its fields, by the names that they had as fields of the algorithms.
-WAS = {field.name: field.name for field in dataclasses.fields(TreeSearch)} | {"tree_search": "kind"}
+
+
+@field_group
+class TreeSearchFields:
+    """Tree search."""
+
+    tree_search: TreeSearch = part(
+        TreeSearch,
+        default=TreeSearch(),
+        was={field.name: field.name for field in dataclasses.fields(TreeSearch)} | {"tree_search": "kind"},
+        switch="simulations",
+        help="tree search before each action",
+    )
 
 
 def _action_values(tree) -> jax.Array:

@@ -91,6 +91,7 @@ _ELSEWHERE = {
     "clip_vloss": "clip_value",
     "ent_coef": "entropy_cost",
     "env_id": "env",
+    "epsilon": "kl_limits tree_search",
     "exploration_fraction": "epsilon",
     "gradient_steps": "replay_ratio",
     "importance_exponent": "prioritized.beta",
@@ -156,8 +157,8 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     within = [k for k in known if end and re.search(rf"[/:._-]{re.escape(end)}$", k, re.IGNORECASE)]
     similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]
-    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
-    named = [k for k in known if here and k.lower().lstrip("-").replace("-", "_") == here]
+    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "").split()
+    named = [k for k in known if k.lower().lstrip("-").replace("-", "_") in here]
     if named:
         hint = f"in jaxrl: {named[0]!r}"
     elif close:

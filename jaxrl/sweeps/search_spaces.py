@@ -36,7 +36,7 @@ _SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noi
 # accept datasets.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
-    "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "epsilon": Uniform(0.0, 0.5)},
+    "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "tree_search.epsilon": Uniform(0.0, 0.5)},
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
     "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
     "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "prioritized.exponent": Uniform(0.0, 1.0)},

@@ -126,7 +126,7 @@ def test_a_plan_depends_on_its_own_state_and_key_alone():
 def test_random_actions_are_drawn_apart_from_the_noise_of_the_search():
     """By the same numbers, the action whose noise decides whether to act at random would be the most frequent one."""
     batch, actions = 4096, 4
-    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=4), epsilon=0.5)
+    algo = jaxrl.AlphaZero(tree_search=TreeSearch(simulations=4, epsilon=0.5))
     zeros = jnp.zeros((batch,))
     root = Expansion(jnp.zeros((batch, actions)), zeros, zeros)
     keys = jax.random.split(jax.random.key(0), batch)
@@ -134,7 +134,7 @@ def test_random_actions_are_drawn_apart_from_the_noise_of_the_search():
     def expand(node, action, key):
         return Expansion(jnp.zeros(actions), node, node)
 
-    plan = jax.jit(lambda: algo.tree_search.plan(root, expand, keys, mask=None, explore=True, epsilon=algo.epsilon))()
+    plan = jax.jit(lambda: algo.tree_search.plan(root, expand, keys, mask=None, explore=True))()
     assert np.abs(np.bincount(plan.action, minlength=actions) / batch - 1 / actions).max() < 0.03
 
 

@@ -33,7 +33,7 @@ ALGO = jaxrl.MuZero(
     v_min=-EDGE,
     v_max=EDGE,
     value_cost=COST,
-    tree_search=TreeSearch(simulations=4),
+    tree_search=TreeSearch(simulations=4, epsilon=0.0),
     network=NETWORK,
 )
 KEY = jax.random.key(7)
@@ -183,7 +183,7 @@ def test_scalars_come_back_from_their_atoms():
 SMALL = ALGO.replace(
     optimizer=jaxrl.algos.optimizers.Adam(),
     learning_rate=1e-2,
-    tree_search=TreeSearch(simulations=6),
+    tree_search=TreeSearch(simulations=6, epsilon=0.0),
     capacity=4_096,
     min_size=256,
     batch_size=32,

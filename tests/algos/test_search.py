@@ -22,9 +22,7 @@ def plan(kind):
     logits = jnp.asarray(np.log(PRIOR), jnp.float32)[None]
     root = Expansion(logits, jnp.asarray([NETWORK], jnp.float32), jnp.zeros((1, 1)))
     keys = jax.random.split(jax.random.key(0), 1)
-    found = jax.jit(
-        lambda root, keys: algo.tree_search.plan(root, expand, keys, mask=None, explore=False, epsilon=0.0)
-    )(root, keys)
+    found = jax.jit(lambda root, keys: algo.tree_search.plan(root, expand, keys, mask=None, explore=False))(root, keys)
     return jax.tree.map(lambda x: np.asarray(x)[0], found)
 
 

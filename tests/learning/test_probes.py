@@ -43,7 +43,7 @@ ALGORITHMS = {
     "muzero": (
         jaxrl.MuZero(
             **FALLING,
-            tree_search=TreeSearch(simulations=8),
+            tree_search=TreeSearch(simulations=8, epsilon=0.0),
             unroll_steps=2,
             n_step=3,
             v_min=-12.0,
