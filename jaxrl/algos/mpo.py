@@ -20,7 +20,7 @@ from jaxrl.algos.fields import (
     PeriodicTargetFields,
     SupportFields,
 )
-from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
+from jaxrl.algos.kl_limits import KLLimitFields, MPOLimits, decoupled_kl
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -98,13 +98,13 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedReplayFields, SupportFields, KLFields):
+class MPO(
+    StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedReplayFields, SupportFields, KLLimitFields
+):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
     samples: int = static(20, low=1, help="continuous actions: policy samples per observation")
-    per_dimension: bool = static(
-        True, help="continuous actions: limit the KL divergence per action dimension instead of in total"
-    )
+    kl_limits: MPOLimits = changed(MPOLimits(), part=MPOLimits)
     critic: Critic = changed(Critic(ensemble=1))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
@@ -116,13 +116,8 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
         return self.combined_sources(self.source(n_step=self.n_step))
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
-        multipliers, each = {"mean": self.alpha_mean}, (1,)
-        if isinstance(spec.action_space, spaces.Box):
-            multipliers["std"] = self.alpha_std
-            each = spec.action_space.shape if self.per_dimension else each
-        duals = {name: jnp.full(each, inverse_softplus(value), jnp.float32) for name, value in multipliers.items()}
-        duals["temperature"] = inverse_softplus(self.temperature)
-        duals = train_state.create(duals, (), self.optimizer(self.dual_learning_rate))
+        per_dimension = self.kl_limits.per_dimension and isinstance(spec.action_space, spaces.Box)
+        duals = self.kl_limits.duals(self.optimizer, spec, spec.action_space.shape if per_dimension else (1,))
         return MPOState(**vars(super().init(key, spec)), duals=duals)
 
     def update(
@@ -139,7 +134,6 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
         )
 
         old = self._candidates(state, replay.observation, replay.action_mask, key, spec)
-        epsilons = {"mean": self.epsilon_mean, "std": self.epsilon_std}
 
         def mean(x):
             return weighted_mean(x, replay.weight, replicas)
@@ -153,24 +147,21 @@ class MPO(StochasticActing, PeriodicTargetFields, NStepReplayFields, CombinedRep
             weights = improved(old.values, old.log_prior, jax.lax.stop_gradient(duals["temperature"]))
             fit = mean(old.fit(new, weights))
             divergences = old.divergences(new)
-            if not self.per_dimension:
+            if not self.kl_limits.per_dimension:
                 divergences = {name: jnp.sum(x, axis=-1, keepdims=True) for name, x in divergences.items()}
             divergences = {name: jax.vmap(mean, in_axes=-1)(x) for name, x in divergences.items()}
-            bounds = [jnp.sum(lagrangian_loss(divergences[name], duals[name], epsilons[name])) for name in divergences]
-            temperature = mean(temperature_loss(old.values, old.log_prior, duals["temperature"], self.epsilon))
-            metrics = {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
-            metrics |= {f"kl_{name}": jnp.mean(x) for name, x in divergences.items()}
-            return fit + sum(bounds) + temperature, (metrics, model_state)
+            bounds, metrics = self.kl_limits.lagrangian(divergences, duals)
+            temperature = mean(
+                temperature_loss(old.values, old.log_prior, duals["temperature"], self.kl_limits.epsilon)
+            )
+            metrics |= {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
+            return fit + bounds + temperature, (metrics, model_state)
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)((state.policy.params, state.duals.params))
         policy, _ = train_state.apply_gradients(
             state.policy, gradients[0], self.policy_optimizer, replicas, model_state
         )
-        dual_optimizer = self.optimizer(self.dual_learning_rate)
-        duals = clip_duals(train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)[0])
-
-        used = {name: jnp.mean(jax.nn.softplus(x)) for name, x in state.duals.params.items()}
-        metrics |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}
+        duals = self.kl_limits.step(state.duals, gradients[1], self.optimizer, replicas)
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)

@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.algos import on_policy, returns, rnd, train_state
 from jaxrl.algos.base import algorithm, changed, number, part, static
-from jaxrl.algos.kl_limits import KLFields, clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
+from jaxrl.algos.kl_limits import KLLimitFields, KLLimits, decoupled_kl
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
 from jaxrl.algos.on_policy import OnPolicy, PolicyState
 from jaxrl.algos.rnd import RND
@@ -38,7 +38,7 @@ class VMPOState(PolicyState):
 
 
 @algorithm
-class VMPO(KLFields, MinibatchFields, OnPolicy):
+class VMPO(KLLimitFields, MinibatchFields, OnPolicy):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -50,9 +50,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         None,
         help="steps per environment and batch; None: 64, or 128 for continuous actions without a recurrent core",
     )
-    epsilon_mean: Scalar = changed(1e-2)
-    epsilon_std: Scalar = changed(1e-3)
-    alpha_std: Scalar = changed(1.0)
+    kl_limits: KLLimits = changed(KLLimits(epsilon_mean=1e-2, epsilon_std=1e-3, alpha_std=1.0))
     gae_lambda: Scalar = number(
         0.95, low=0, high=1, help="lambda of GAE; 0: one-step TD errors, 1: returns of the whole rollout"
     )
@@ -83,11 +81,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         return {"rollout": self.rollouts(max_policy_lag=1, unit=self.minibatches)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
-        duals = {"temperature": self.temperature, "mean": self.alpha_mean}
-        if spaces.is_continuous(spec.action_space):
-            duals["std"] = self.alpha_std
-        duals = {name: inverse_softplus(value) for name, value in duals.items()}
-        duals = train_state.create(duals, (), self.optimizer(self.dual_learning_rate))
+        duals = self.kl_limits.duals(self.optimizer, spec)
         return VMPOState(**vars(super().init(key, spec)), duals=duals)
 
     def actor(self, state: PolicyState) -> ActorState:
@@ -114,7 +108,6 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
             "active": rollout.active,
         }
         divided = self.divided(data, rollout.carry.network, key, replicas)
-        dual_optimizer = self.optimizer(self.dual_learning_rate)
 
         def step(learned, indices):
             network, duals = learned
@@ -123,7 +116,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
                 (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
             )
             network, norms = self.apply_gradients(network, gradients[0], replicas, model_state)
-            duals = clip_duals(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
+            duals = self.kl_limits.step(duals, gradients[1], self.optimizer, replicas)
             return (network, duals), metrics | norms
 
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
@@ -150,16 +143,14 @@ class VMPO(KLFields, MinibatchFields, OnPolicy):
         fixed = jax.lax.stop_gradient(duals["temperature"])
         weights, divergence = advantage_weights(minibatch["advantage"], chosen, fixed, replicas)
         policy_loss = weighted_mean(-output.distribution.log_prob(minibatch["action"]), weights, replicas)
-        temperature = duals["temperature"] * (self.epsilon - divergence)  # its gradient is that of equation 4
-        limits = {"mean": self.epsilon_mean, "std": self.epsilon_std}
+        temperature = duals["temperature"] * (self.kl_limits.epsilon - divergence)  # its gradient is that of equation 4
         moved = {name: mean(x) for name, x in divergences(minibatch["old"], output.distribution).items()}
-        bounds = sum(lagrangian_loss(x, duals[name], limits[name]) for name, x in moved.items())
+        bounds, metrics = self.kl_limits.lagrangian(moved, duals)
         value_loss = weighted_mean(0.5 * jnp.square(minibatch["target"] - output.value), weight, replicas)
         entropy = mean(output.distribution.entropy())
         loss = self.total_loss(policy_loss, value_loss, entropy) + bounds + temperature
-        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        metrics |= {"kl_weights": divergence, "temperature": fixed} | {f"kl_{name}": x for name, x in moved.items()}
-        return loss, (metrics | {f"alpha_{name}": duals[name] for name in moved}, model_state)
+        metrics |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl_weights": divergence}
+        return loss, (metrics, model_state)
 
 
 def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:

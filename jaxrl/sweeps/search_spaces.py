@@ -57,10 +57,10 @@ SPACES: dict[str, dict[str, Range]] = {
     "mpo": {
         "learning_rate": _RATE,
         "policy_learning_rate": _RATE,
-        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "kl_limits.learning_rate": LogUniform(1e-3, 0.1),
         "gamma": _GAMMA,
-        "epsilon": LogUniform(0.02, 0.5),
-        "epsilon_mean": LogUniform(5e-4, 5e-2),
+        "kl_limits.epsilon": LogUniform(0.02, 0.5),
+        "kl_limits.epsilon_mean": LogUniform(5e-4, 5e-2),
     },
     "muzero": _LEARNER | {"value_cost": Uniform(0.1, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
     "ppo": _POLICY_GRADIENT
@@ -76,11 +76,11 @@ SPACES: dict[str, dict[str, Range]] = {
     "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
     "vmpo": {
         "learning_rate": _RATE,
-        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "kl_limits.learning_rate": LogUniform(1e-3, 0.1),
         "gamma": _GAMMA,
         "gae_lambda": Uniform(0.8, 1.0),
-        "epsilon": LogUniform(0.02, 0.5),
-        "epsilon_mean": LogUniform(1e-3, 0.1),
+        "kl_limits.epsilon": LogUniform(0.02, 0.5),
+        "kl_limits.epsilon_mean": LogUniform(1e-3, 0.1),
     },
 }
 

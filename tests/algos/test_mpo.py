@@ -14,6 +14,7 @@ from helpers.continuous import (
 from scipy import optimize
 
 from jaxrl.algos import acting, kl_limits, mpo
+from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
@@ -75,11 +76,10 @@ def away(state):
 @pytest.mark.long
 def test_duals_settle_where_the_limits_are_kept():
     """One batch, again and again: what the fit gives up for its divergence ends at the limits, from either side."""
-    algo = MPO.replace(
-        epsilon_mean=1e-2, epsilon_std=1e-3, target_period=10**6, learning_rate=1e-9, policy_learning_rate=3e-3
-    )
+    algo = MPO.replace(target_period=10**6, learning_rate=1e-9, policy_learning_rate=3e-3)
     for start in (1e-2, 10.0):
-        chosen = algo.replace(temperature=start, alpha_mean=start, alpha_std=start, dual_learning_rate=3e-2)
+        multipliers = {"temperature": start, "alpha_mean": start, "alpha_std": start, "learning_rate": 3e-2}
+        chosen = algo.replace(kl_limits=MPOLimits(epsilon_mean=1e-2, epsilon_std=1e-3, **multipliers))
         state, batch = initial(chosen), transitions()
         # Values far apart, so that every limit is felt.
         critic = state.critic
@@ -102,7 +102,8 @@ def test_duals_settle_where_the_limits_are_kept():
 
 @pytest.mark.long
 def test_duals_stay_above_their_least():
-    algo = MPO.replace(dual_learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
+    limits = MPOLimits(learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
+    algo = MPO.replace(kl_limits=limits)
     new = updated(algo, initial(algo), transitions(), KEY)[0]
     for x in jax.tree.leaves(new.duals.params):
         np.testing.assert_array_equal(x, kl_limits.LEAST_DUAL)
@@ -115,7 +116,7 @@ def test_duals_stay_above_their_least():
 
 
 def choosing(algo=MPO):
-    algo = algo.replace(gamma=0.9, temperature=0.5, alpha_mean=2.0, epsilon_mean=1e-2)
+    algo = algo.replace(gamma=0.9, kl_limits=MPOLimits(temperature=0.5, alpha_mean=2.0, epsilon_mean=1e-2))
     state = resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), CHOICES)
     return algo, away(state)
 

@@ -48,6 +48,7 @@ from scipy.stats import norm
 import jaxrl
 from jaxrl.algos import q_learning
 from jaxrl.algos.fields import PrioritizedReplay
+from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.temperature import Temperature
 from jaxrl.core import spaces
@@ -502,7 +503,7 @@ def test_distributional_mpo(ensemble):
     """The critics' target is the mixture of what each sampled action may bring; the policy's values are its means."""
     network = Critic(widths=(8,), ensemble=ensemble, head=CategoricalValues(11))
     algo = continuous.MPO.replace(
-        **ACTOR_CRITIC, target_period=1, temperature=2.0, critic=network, v_min=-5.0, v_max=5.0
+        **ACTOR_CRITIC, target_period=1, kl_limits=MPOLimits(temperature=2.0), critic=network, v_min=-5.0, v_max=5.0
     )
     b, state, support = batch(), start(algo), np.linspace(-5.0, 5.0, 11)
     new, info = updated_on_two(algo, state, b, KEY)
@@ -535,9 +536,9 @@ def test_distributional_mpo(ensemble):
 @pytest.mark.long
 @pytest.mark.parametrize("per_dimension", [True, False])
 def test_mpo(per_dimension):
-    fields = {"target_period": 1, "temperature": 2.0, "alpha_mean": 1.5, "alpha_std": 3.0, "dual_learning_rate": 0.02}
+    limits = MPOLimits(temperature=2.0, alpha_mean=1.5, alpha_std=3.0, learning_rate=0.02, per_dimension=per_dimension)
     critic = Critic(widths=(8,), ensemble=1 if per_dimension else 2)
-    algo = continuous.MPO.replace(**ACTOR_CRITIC, **fields, critic=critic, per_dimension=per_dimension)
+    algo = continuous.MPO.replace(**ACTOR_CRITIC, target_period=1, critic=critic, kl_limits=limits)
     b, state = batch(), start(algo)
     new, info = updated_on_two(algo, state, b, KEY)
     observation, following = exact(b.observation), exact(b.next_observation)
@@ -595,7 +596,7 @@ def test_mpo(per_dimension):
 @pytest.mark.long
 def test_mpo_of_discrete_actions():
     """Exact expectations over the actions that are allowed; of the policy there is one divergence."""
-    algo = continuous.MPO.replace(**ACTOR_CRITIC, target_period=1, temperature=0.5, alpha_mean=2.0)
+    algo = continuous.MPO.replace(**ACTOR_CRITIC, target_period=1, kl_limits=MPOLimits(temperature=0.5, alpha_mean=2.0))
     b, state = chosen(), start(algo, CHOICE)
     new, info = updated_on_two(algo, state, b, KEY, CHOICE)
     observation, following, (here, there) = exact(b.observation), exact(b.next_observation), masks(b)

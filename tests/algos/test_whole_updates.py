@@ -29,6 +29,7 @@ from helpers.oracle import affine, divergence, exact, gradient, layer_normed
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.algos.kl_limits import KLLimits
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core import spaces
@@ -332,14 +333,12 @@ VMPO = {"categorical": {}, "gaussian": GAUSSIAN}
 def test_vmpo(name):
     spec = BOXED if name == "gaussian" else SPEC
     fields = FIELDS | WHOLE | {"network": NETWORK, "max_grad_norm": 0.05} | VMPO[name]
+    limits = KLLimits(temperature=0.7, alpha_mean=2.0, alpha_std=3.0, epsilon_mean=1e-2, epsilon_std=1e-2)
     algo = jaxrl.VMPO(
         **fields,
         gae_lambda=LAMBDA,
         entropy_cost=0.15,
-        temperature=0.7,
-        alpha_mean=2.0,
-        alpha_std=3.0,
-        epsilon_std=1e-2,
+        kl_limits=limits,
         target_period=2,
     ).resolve(spec, B)
     algo = algo.replace(normalize_observation=False, normalize_reward=False)
@@ -387,18 +386,18 @@ def test_vmpo(name):
     assert_is(new.network.params, info, expected, norms, metrics)
 
     def dual(eta):
-        return eta * (algo.epsilon + np.log(np.exp(advantages[better] / eta).mean()))
+        return eta * (limits.epsilon + np.log(np.exp(advantages[better] / eta).mean()))
 
     slopes = {
         "temperature": (dual(0.7 + 1e-5) - dual(0.7 - 1e-5)) / 2e-5,
-        "mean": algo.epsilon_mean - metrics["kl_mean"],
+        "mean": limits.epsilon_mean - metrics["kl_mean"],
     }
     if name == "gaussian":
-        slopes["std"] = algo.epsilon_std - metrics["kl_std"]
+        slopes["std"] = limits.epsilon_std - metrics["kl_std"]
     for which, slope in slopes.items():
         before = float(state.duals.params[which])
         slope *= 1 / (1 + np.exp(-before))  # of the softplus
-        after = before - algo.dual_learning_rate * slope / (abs(slope) + EPS)
+        after = before - limits.learning_rate * slope / (abs(slope) + EPS)
         assert float(new.duals.params[which]) == pytest.approx(after, abs=1e-5), which
     for one, other in zip(*map(jax.tree.leaves, (new.network.target_params, state.network.params)), strict=True):
         np.testing.assert_array_equal(one, other)

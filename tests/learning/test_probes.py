@@ -12,6 +12,7 @@ import jaxrl
 from jaxrl import envs, networks
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.fields import Memory
+from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.search import TreeSearch
 from jaxrl.algos.train_state import Variables
@@ -85,7 +86,7 @@ ALGORITHMS = {
             # Moving averages of what is copied by default; many small steps ask for a wide limit.
             tau=0.1,
             target_period=1,
-            epsilon_mean=1e-2,
+            kl_limits=MPOLimits(epsilon_mean=1e-2),
             policy=POLICY,
             critic=ONE_CRITIC,
             **REPLAY | {"replay_ratio": 0.125},

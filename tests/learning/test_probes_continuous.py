@@ -10,6 +10,7 @@ from jaxrl import networks
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.pessimism import Pessimism
+from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.envs import probes
 
 SMALL = {
@@ -57,7 +58,13 @@ ALGORITHMS = {
         **SMALL,
     ),
     # Moving averages of what is copied by default; many small steps ask for wide limits.
-    "mpo": jaxrl.MPO(target_period=1, epsilon_mean=1e-2, epsilon_std=1e-3, policy=POLICY, critic=ONE_CRITIC, **SMALL),
+    "mpo": jaxrl.MPO(
+        target_period=1,
+        kl_limits=MPOLimits(epsilon_mean=1e-2, epsilon_std=1e-3),
+        policy=POLICY,
+        critic=ONE_CRITIC,
+        **SMALL,
+    ),
     "td3": jaxrl.TD3(critic=CRITIC, **DETERMINISTIC),
     "ddpg": jaxrl.DDPG(critic=ONE_CRITIC, **DETERMINISTIC),
     # Of 1 and of 10 together a support has to be wide: 121 atoms, 0.13 apart.
