@@ -184,7 +184,7 @@ class Jaxrl:
 
     def made(self, work):
         import jaxrl
-        from jaxrl.algos.acting import Noise
+        from jaxrl.algos.acting import GaussianNoise, Noise
         from jaxrl.core.schedules import Linear
         from jaxrl.networks import MLP, Actor, ActorCritic, Critic, QNetwork
 
@@ -199,10 +199,11 @@ class Jaxrl:
             return jaxrl.DQN(network=network, epsilon=Linear(1.0, 0.05, 0.5), **settings), "gymnax:CartPole-v1"
         settings = {"capacity": 20_000, "min_size": 256, "batch_size": 256, "learning_rate": 3e-4, "replay_ratio": 1}
         settings |= {"rollout_length": 1 if work == "sac" else 2, "critic": Critic(widths=(64, 64))}
-        settings |= {"noise": Noise()}  # rejax has none
+        # Correlated noise is not in rejax.
         if work == "sac":
-            return jaxrl.SAC(policy=Actor(widths=(64, 64)), **settings), "gymnax:Pendulum-v1"
-        return jaxrl.TD3(policy=Actor(widths=(64, 64), stochastic=False), **settings), "gymnax:Pendulum-v1"
+            return jaxrl.SAC(policy=Actor(widths=(64, 64)), noise=Noise(), **settings), "gymnax:Pendulum-v1"
+        policy = Actor(widths=(64, 64), stochastic=False)
+        return jaxrl.TD3(policy=policy, noise=GaussianNoise(), **settings), "gymnax:Pendulum-v1"
 
 
 # --- the comparison --------------------------------------------------------------------------------------------

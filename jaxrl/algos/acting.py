@@ -16,7 +16,7 @@ from jaxrl.algos.train_state import TrainState
 from jaxrl.core import registry, spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
-from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
+from jaxrl.networks import Actor, from_unit, to_unit
 
 
 class ActorCriticState(Protocol):
@@ -55,16 +55,18 @@ class Noise:
     )
     hold: int = static(1, low=1, help="maximum number of steps to hold exploration noise; n has probability ~ 1 / n^2")
 
-    def initial(self, spec: EnvSpec) -> tuple[Drawn, jax.Array | tuple[()]]:
-        """Return an environment's noise [n] before its first step, and the number of steps for which it is held.
-
-        The noise is () if steps are independent or actions are discrete; the steps are () if noise is never held.
-        """
+    def initial(self, network: Carry, spec: EnvSpec) -> ActingCarry:
+        """Return an environment's carry before its first step, with noise [n], and the policy's recurrent state."""
         if not isinstance(spec.action_space, spaces.Box):
-            return (), ()
+            return ActingCarry(network, ())
         held = self.hold > 1
         noise = jnp.zeros(spec.action_space.shape, jnp.float32)
-        return noise if held or self.correlation or self.random_correlation else (), jnp.int32(0) if held else ()
+        noise = noise if held or self.correlation or self.random_correlation else ()
+        return ActingCarry(network, noise, jnp.int32(0) if held else ())
+
+    def levels(self) -> dict[str, jax.Array]:
+        """Return the part of the actor state that is needed for the noise."""
+        return {}
 
     def step(self, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
         """Return the carry with a step's noise: `next_noise`, or the previous noise while it is held.
@@ -87,7 +89,51 @@ class Noise:
         return carry.replace(noise=held, noise_steps=steps)
 
 
-registry.add("part", Noise)
+@field_group
+class GaussianNoise(Noise):
+    """Noise that is added to the actions of a deterministic policy."""
+
+    std: Scalar = number(
+        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
+    )
+    least_std: Scalar | None = number(
+        None, low=0, at_most="std", help="minimum of a noise level sampled per episode, up to std; None: always std"
+    )
+
+    def initial(self, network: Carry, spec: EnvSpec) -> ActingCarry:
+        """Return an environment's carry before its first step, with a noise level if it is sampled."""
+        carry = super().initial(network, spec)
+        return carry if self.least_std is None else carry.replace(noise_scale=jnp.float32(0.0))
+
+    def levels(self) -> dict[str, jax.Array]:
+        """Return the standard deviation of the noise, and its minimum if it is sampled per episode."""
+        levels = {"noise": self.std, "least_noise": self.least_std}
+        return {name: jnp.asarray(level, jnp.float32) for name, level in levels.items() if level is not None}
+
+    def step(self, actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
+        """Return the carry with a step's noise, and with noise levels [B], sampled uniformly when episodes begin.
+
+        Different amounts of exploration per environment give better replay data than the same amount everywhere (Li et
+        al., 2023, arXiv:2307.12983).
+        """
+        if not isinstance(carry.noise_scale, tuple):
+            low, high = actor.exploration["least_noise"], actor.exploration["noise"]
+            share = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 3), (), jnp.float32))(key)
+            scale = jnp.where(timestep.first, low + (high - low) * share, carry.noise_scale)
+            carry = carry.replace(noise_scale=scale)
+        return super().step(actor, carry, timestep, key)
+
+    def added(
+        self, action: jax.Array, actor: ActorState, carry: ActingCarry, key: jax.Array, space: spaces.Box
+    ) -> jax.Array:
+        """Return actions [B, n] with noise, clipped to the box; keys [B]."""
+        std = actor.exploration["noise"] if isinstance(carry.noise_scale, tuple) else carry.noise_scale[:, None]
+        if isinstance(carry.noise, tuple):
+            return add_noise(action, key, std, space)
+        return shifted(action, std * carry.noise, space)
+
+
+registry.add("part", Noise, GaussianNoise)
 
 
 @field_group
@@ -97,7 +143,13 @@ class ActingFields(NormalizationFields, ActorCriticFields):
     noise: Noise = part(
         Noise,
         default=Noise(),
-        was={"noise_correlation": "correlation", "random_correlation": "random_correlation", "noise_hold": "hold"},
+        was={
+            "noise_correlation": "correlation",
+            "random_correlation": "random_correlation",
+            "noise_hold": "hold",
+            "exploration_noise": "std",
+            "least_noise": "least_std",
+        },
         switch="noise_correlation",
         help="continuous actions: how exploration noise depends on that of previous steps",
     )
@@ -124,64 +176,60 @@ class ActingFields(NormalizationFields, ActorCriticFields):
             "updates": jnp.int32(0),
         }
 
+    def actor(self, state: ActorCriticState) -> ActorState:
+        """Return the actor state; actors act randomly until the first update (after the replay's `min_size` steps)."""
+        exploration = self.noise.levels() | {"warm_up": state.updates == 0}
+        return ActorState(state.policy.params, state.statistics, state.policy.model_state, exploration)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return self.noise.initial(self.policy.initial_carry(spec), spec)
+
+    def act(
+        self: Any,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: ActingCarry,
+        key: jax.Array,
+        *,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        output, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        if explore:
+            carry = self.noise.step(actor, carry, timestep, key)
+        action = self._action(output, actor, carry, key, spec.action_space, explore)
+        if explore:
+            action = random_at_first(action, key, actor, spec.action_space, timestep.action_mask, carry.noise)
+        return ActorOutput(action, carry.replace(network=memory))
+
 
 @field_group
 class StochasticActing(ActingFields):
     """Acting by sampling from a stochastic policy, and randomly before the first update."""
 
-    def actor(self, state: ActorCriticState) -> ActorState:
-        return actor_state(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return ActingCarry(self.policy.initial_carry(spec), *self.noise.initial(spec))
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        carry = self.noise.step(actor, carry, timestep, key) if explore else carry
-        action = sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=carry.noise)
-        return ActorOutput(action, carry.replace(network=memory))
+    def _action(
+        self, output: Any, actor: ActorState, carry: ActingCarry, key: jax.Array, space: spaces.Space, explore: bool
+    ) -> jax.Array:
+        """Return the policy's mode; if exploring, a sample, computed from the noise if steps are not independent."""
+        if not explore:
+            return output.mode()
+        return output.sample(key) if isinstance(carry.noise, tuple) else output.of_noise(carry.noise)
 
 
 @field_group
 class DeterministicActing(ActingFields):
     """Acting by a deterministic policy with noise, and randomly before the first update."""
 
-    exploration_noise: Scalar = number(
-        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
-    )
-    least_noise: Scalar | None = number(
-        None,
-        low=0,
-        at_most="exploration_noise",
-        help="minimum of a noise level sampled per episode, up to exploration_noise; None: always exploration_noise",
+    noise: GaussianNoise = changed(
+        GaussianNoise(), part=GaussianNoise, help="exploration noise, and how it depends on that of previous steps"
     )
     policy: Network = changed(Actor(stochastic=False))
 
-    def actor(self, state: ActorCriticState) -> ActorState:
-        least = {} if self.least_noise is None else {"least_noise": self.least_noise}
-        return actor_state(state, noise=self.exploration_noise, **least)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        scale = () if self.least_noise is None else jnp.float32(0.0)
-        return ActingCarry(self.policy.initial_carry(spec), *self.noise.initial(spec), scale)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        action, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        if explore:
-            carry = self.noise.step(actor, with_scale(actor, carry, timestep, key), timestep, key)
-            action = noisy_action(action, actor, carry, key, spec=spec)
-        return ActorOutput(action, carry.replace(network=memory))
-
-
-def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
-    """Return the actor state; actors act randomly until the first update (after the replay's `min_size` steps)."""
-    values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
-    values["warm_up"] = state.updates == 0
-    return ActorState(state.policy.params, state.statistics, state.policy.model_state, values)
+    def _action(
+        self, output: jax.Array, actor: ActorState, carry: ActingCarry, key: jax.Array, space: Any, explore: bool
+    ) -> jax.Array:
+        """Return the policy's action; if exploring, with noise."""
+        return self.noise.added(output, actor, carry, key, space) if explore else output
 
 
 def policy_output(
@@ -225,54 +273,6 @@ def next_noise(noise: Drawn, correlation: Number, timestep: TimeStep, key: jax.A
         return ()
     fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:], jnp.float32))(key)
     return jnp.where(timestep.first[:, None], fresh, correlation * noise + jnp.sqrt(1.0 - correlation**2) * fresh)
-
-
-def sample_action(
-    distribution: Distribution,
-    actor: ActorState,
-    timestep: TimeStep,
-    key: jax.Array,
-    *,
-    spec: EnvSpec,
-    explore: bool,
-    noise: Drawn = (),
-) -> jax.Array:
-    """Return a stochastic policy's mode [B, ...]; if exploring, a sample, or a random action before the first update.
-
-    With `noise`, which requires box actions, the sample is computed from the noise.
-    """
-    if not explore:
-        return distribution.mode()
-    if isinstance(noise, tuple):
-        action = distribution.sample(key)
-    else:
-        assert isinstance(distribution, TanhGaussian)  # for a Box
-        action = distribution.of_noise(noise)
-    return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
-
-
-def with_scale(actor: ActorState, carry: ActingCarry, timestep: TimeStep, key: jax.Array) -> ActingCarry:
-    """Return the carry with each episode's noise standard deviation [B], sampled uniformly when the episode begins.
-
-    Different amounts of exploration per environment give better replay data than the same amount everywhere (Li et al.,
-    2023, arXiv:2307.12983).
-    """
-    if isinstance(carry.noise_scale, tuple):
-        return carry
-    low, high = actor.exploration["least_noise"], actor.exploration["noise"]
-    share = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 3), (), jnp.float32))(key)
-    scale = jnp.where(timestep.first, low + (high - low) * share, carry.noise_scale)
-    return carry.replace(noise_scale=scale)
-
-
-def noisy_action(
-    action: jax.Array, actor: ActorState, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec
-) -> jax.Array:
-    """Return a deterministic policy's action [B, n] with noise, or a random one before the first update; keys [B]."""
-    box, noise = spaces.expect(spec.action_space, spaces.Box), carry.noise
-    std = actor.exploration["noise"] if isinstance(carry.noise_scale, tuple) else carry.noise_scale[:, None]
-    noisy = add_noise(action, key, std, box) if isinstance(noise, tuple) else shifted(action, std * noise, box)
-    return random_at_first(noisy, key, actor, box, noise=noise)
 
 
 def random_at_first(

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing, Noise
 from jaxrl.algos.base import algorithm, changed, field_group, number, part, static
+from jaxrl.algos.acting import DeterministicActing, GaussianNoise
+from jaxrl.algos.base import algorithm, changed, field_group, part
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DistributionFields,
@@ -26,7 +28,6 @@ from jaxrl.algos.off_policy import CriticLoss, LearnerState
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
 from jaxrl.core import sources, spaces
-from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 
@@ -179,7 +180,7 @@ class TD3(SequenceFields, DelayedLearner):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
-    noise: Noise = changed(Noise(correlation=0.9))
+    noise: GaussianNoise = changed(GaussianNoise(correlation=0.9))
 
 
 @algorithm
@@ -187,7 +188,7 @@ class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)
-    exploration_noise: Scalar = changed(0.3)
+    noise: GaussianNoise = changed(GaussianNoise(std=0.3))
     prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.6))
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
 

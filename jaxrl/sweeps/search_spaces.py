@@ -39,8 +39,8 @@ SPACES: dict[str, dict[str, Range]] = {
     "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "tree_search.epsilon": Uniform(0.0, 0.5)},
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
     "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
-    "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "prioritized.exponent": Uniform(0.0, 1.0)},
-    "ddpg": _ACTOR_CRITIC | {"exploration_noise": _NOISE},
+    "d4pg": _ACTOR_CRITIC | {"noise.std": _NOISE, "prioritized.exponent": Uniform(0.0, 1.0)},
+    "ddpg": _ACTOR_CRITIC | {"noise.std": _NOISE},
     "dqn": _LEARNER
     | {
         "target_update": LogUniform(0.01, 1.0),
@@ -72,8 +72,8 @@ SPACES: dict[str, dict[str, Range]] = {
         "max_grad_norm": LogUniform(1.0, 100.0),
         "prioritized.exponent": Uniform(0.2, 1.0),
     },
-    "td3": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "target_noise": _SMOOTHING},
-    "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
+    "td3": _ACTOR_CRITIC | {"noise.std": _NOISE, "target_noise": _SMOOTHING},
+    "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "noise.std": _NOISE},
     "vmpo": {
         "learning_rate": _RATE,
         "kl_limits.learning_rate": LogUniform(1e-3, 0.1),

@@ -54,7 +54,7 @@ CATEGORICAL, QUANTILE = (
 FIXED = BASES["sac"].replace(temperature=Temperature(learned=False), reward_scale=RewardScale())
 BASES |= {"sac-categorical": FIXED.replace(critic=CATEGORICAL), "sac-quantile": FIXED.replace(critic=QUANTILE)}
 BASES |= {f"{name}-categorical": BASES[name].replace(critic=CATEGORICAL) for name in ("mpo", "td3")}
-BASES["td3-quantile"] = BASES["td3"].replace(critic=QUANTILE, least_noise=0.05)
+BASES["td3-quantile"] = replace(BASES["td3"], critic=QUANTILE, **{"noise.least_std": 0.05})
 
 MULTIPLIERS = ("kl_limits.temperature", "kl_limits.alpha_mean", "kl_limits.alpha_std")
 # Values at the start, which the next test looks for in the initial state; and a share that is for discrete actions.
@@ -100,9 +100,8 @@ def test_the_initial_penalty_is_in_the_initial_state():
 def test_the_initial_multipliers_are_in_the_initial_state(name):
     spec = jaxrl.Anakin(4, devices=1).bind(BASES["vmpo"], jaxrl.make("gymnax:Pendulum-v1")).layout.spec
     state = resolve_schedules(replace(BASES["vmpo"], **{name: 3.0}), jnp.float32(0)).init(jax.random.key(0), spec)
-    assert jax.nn.softplus(state.duals.params[name.removeprefix("kl_limits.").removeprefix("alpha_")]) == pytest.approx(
-        3.0
-    )
+    dual = state.duals.params[name.removeprefix("kl_limits.").removeprefix("alpha_")]
+    assert jax.nn.softplus(dual) == pytest.approx(3.0)
 
 
 def effective(algo, path):

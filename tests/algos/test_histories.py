@@ -206,7 +206,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
 def test_histories_of_a_run_say_what_it_did():
     """Without noise, and with a policy that does not change: the replay's sequences give the actions again."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)
-    still = {"exploration_noise": 0.0, "learning_rate": 1e-30, "replay_ratio": 1 / 32}
+    still = {"noise": acting.GaussianNoise(std=0.0), "learning_rate": 1e-30, "replay_ratio": 1 / 32}
     algo = RECURRENT["td3"].replace(**still, min_size=56, capacity=256)  # after 48 steps random ones are overwritten
     program = jaxrl.Anakin(num_envs=8, devices=1, shards=1).bind(algo, env)
     state, _ = program.chunk(algo, env, program.start(algo, env, 0), 12, 10**6)

@@ -14,7 +14,6 @@ from helpers.continuous import (
 from scipy import optimize
 
 from jaxrl.algos import acting, kl_limits, mpo
-from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
@@ -30,16 +29,12 @@ def random_values(seed=0):
     return rng.normal(size=(3, 5)), prior
 
 
-def as_jax(*arrays):
-    return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
-
-
 # --- the equations ---------------------------------------------------------------------------------------------------
 
 
 def test_the_best_temperature_spends_the_whole_divergence():
     (values, prior), epsilon = random_values(1), 0.2
-    values, log_prior = as_jax(values, np.log(prior))
+    values, log_prior = (jnp.asarray(x, jnp.float32) for x in (values, np.log(prior)))
     loss = jax.jit(lambda eta: mpo.temperature_loss(values, log_prior, eta, epsilon)[0])
     best = optimize.minimize_scalar(lambda eta: float(loss(jnp.float32(eta))), bounds=(0.05, 20), method="bounded").x
     kl = mpo.divergence(mpo.improved(values, log_prior, jnp.float32(best)), log_prior)[0]
@@ -64,22 +59,13 @@ def test_the_softplus_is_undone(x):
 # --- the update ------------------------------------------------------------------------------------------------------
 
 
-def away(state):
-    """With targets that are not the parameters, as between two target updates."""
-
-    def other(learned, by):
-        return learned.replace(target_params=jax.tree.map(lambda x: by * x, learned.params))
-
-    return state.replace(policy=other(state.policy, 1.3), critic=other(state.critic, 1.5))
-
-
 @pytest.mark.long
 def test_duals_settle_where_the_limits_are_kept():
     """One batch, again and again: what the fit gives up for its divergence ends at the limits, from either side."""
     algo = MPO.replace(target_period=10**6, learning_rate=1e-9, policy_learning_rate=3e-3)
     for start in (1e-2, 10.0):
         multipliers = {"temperature": start, "alpha_mean": start, "alpha_std": start, "learning_rate": 3e-2}
-        chosen = algo.replace(kl_limits=MPOLimits(epsilon_mean=1e-2, epsilon_std=1e-3, **multipliers))
+        chosen = algo.replace(kl_limits=kl_limits.MPOLimits(epsilon_mean=1e-2, epsilon_std=1e-3, **multipliers))
         state, batch = initial(chosen), transitions()
         # Values far apart, so that every limit is felt.
         critic = state.critic
@@ -102,7 +88,7 @@ def test_duals_settle_where_the_limits_are_kept():
 
 @pytest.mark.long
 def test_duals_stay_above_their_least():
-    limits = MPOLimits(learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
+    limits = kl_limits.MPOLimits(learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
     algo = MPO.replace(kl_limits=limits)
     new = updated(algo, initial(algo), transitions(), KEY)[0]
     for x in jax.tree.leaves(new.duals.params):
@@ -115,22 +101,15 @@ def test_duals_stay_above_their_least():
 # --- discrete actions ------------------------------------------------------------------------------------------------
 
 
-def choosing(algo=MPO):
-    algo = algo.replace(gamma=0.9, kl_limits=MPOLimits(temperature=0.5, alpha_mean=2.0, epsilon_mean=1e-2))
-    state = resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), CHOICES)
-    return algo, away(state)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("updates", [0, 1])
 def test_forbidden_actions_are_never_taken(updates):
-    algo, state = choosing()
-    actor = resolve_schedules(algo, jnp.float32(0)).actor(state.replace(updates=jnp.int32(updates)))
+    actor = MPO.actor(initial(MPO, CHOICES).replace(updates=jnp.int32(updates)))
     flags = jnp.zeros(512, bool)
     mask = jnp.arange(4)[None] // 2 == jnp.arange(512)[:, None] % 2  # actions 0 and 1, or 2 and 3
     moments = TimeStep(jnp.ones((512, 3)), jnp.zeros(512), flags, flags, flags, action_mask=mask)
     each = keys.unrolled(jax.random.split(KEY, 512))
-    act = jax.jit(algo.act, static_argnames=("spec", "explore"))
+    act = jax.jit(MPO.act, static_argnames=("spec", "explore"))
     for explore in (True, False):
         action = np.asarray(act(actor, moments, acting.ActingCarry((), ()), each, spec=CHOICES, explore=explore).action)
         assert np.take_along_axis(np.asarray(mask), action[:, None], axis=1).all()

@@ -23,7 +23,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import acting
-from jaxrl.algos.acting import Noise
+from jaxrl.algos.acting import GaussianNoise, Noise
 from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
@@ -159,7 +159,7 @@ def test_actions_are_uniform_over_the_box_until_the_first_update(name):
     assert 0.01 < ((later - BOX.low) / (BOX.high - BOX.low)).std(axis=0).min()
     if name not in STOCHASTIC:
         noise = ((later - greedy) / (0.5 * (BOX.high - BOX.low))).std(axis=0)
-        assert noise.max() < 1.2 * algo.exploration_noise
+        assert noise.max() < 1.2 * algo.noise.std
 
 
 def test_noise_is_in_units_of_half_the_range_and_limited():
@@ -216,15 +216,16 @@ def test_each_episode_draws_its_noise():
     """Uniformly between the two, where an episode begins; it stays until the next."""
     envs = 512
     timestep = moments(envs).replace(first=jnp.ones(envs, bool))
-    state = ActorState(params=(), exploration={"noise": jnp.float32(0.4), "least_noise": jnp.float32(0.1)})
+    noise = GaussianNoise(std=0.4, least_std=0.1)
+    state = ActorState(params=(), exploration=noise.levels())
     carry = acting.ActingCarry((), (), (), jnp.zeros(envs))
     one, other = (jax.random.split(jax.random.key(n), envs) for n in range(2))
-    begun = acting.with_scale(state, carry, timestep, one)
+    begun = noise.step(state, carry, timestep, one)
     drawn = np.asarray(begun.noise_scale)
     assert (drawn >= 0.1).all() and (drawn <= 0.4).all()
     np.testing.assert_allclose([drawn.mean(), drawn.std()], [0.25, 0.3 / np.sqrt(12)], atol=0.01)
-    np.testing.assert_array_equal(acting.with_scale(state, begun, moments(envs), other).noise_scale, drawn)
-    again = acting.with_scale(state, begun, timestep, other)
+    np.testing.assert_array_equal(noise.step(state, begun, moments(envs), other).noise_scale, drawn)
+    again = noise.step(state, begun, timestep, other)
     assert abs(np.corrcoef(drawn, again.noise_scale)[0, 1]) < 0.15
 
 

@@ -16,7 +16,7 @@ NORMALIZED = {"normalize_observation": True, "observation_clip": 10.0}
 LEARNERS = {name: algo.replace(**NORMALIZED) for name, algo in (ALGORITHMS | {"gail": GAIL}).items()}
 LEARNERS["cql"] = LEARNERS["cql"].replace(lagrange_threshold=1.0)
 # Of no use to an update: starts of what is learned, a share that is for discrete actions, and what is for actors.
-ELSEWHERE = {"temperature.initial", "coefficient", "temperature.target_fraction", "exploration_noise"}
+ELSEWHERE = {"temperature.initial", "coefficient", "temperature.target_fraction", "noise.std"}
 
 
 def program(algo):

@@ -4,6 +4,7 @@ import pytest
 from helpers.experts import NARROW
 
 import jaxrl
+from jaxrl.algos.acting import GaussianNoise
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, Actor, QNetwork
 
@@ -53,7 +54,11 @@ def test_dqn_in_envpool():
 
 IMPALA = jaxrl.IMPALA(learning_rate=Linear(2e-3, 0.0))  # its actors are an update behind, which V-trace corrects for
 A2C = jaxrl.A2C(learning_rate=Linear(3e-3, 0.0), rollout_length=16, gae_lambda=0.95)
-TD3 = jaxrl.TD3(**NARROW | {"policy": Actor(widths=(64, 64), stochastic=False)}, exploration_noise=0.2, **SMALL)
+TD3 = jaxrl.TD3(
+    **NARROW | {"policy": Actor(widths=(64, 64), stochastic=False)},
+    noise=GaussianNoise(correlation=0.9, std=0.2),
+    **SMALL,
+)
 
 
 @pytest.mark.learning
