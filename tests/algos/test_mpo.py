@@ -15,9 +15,7 @@ from scipy import optimize
 
 from jaxrl.algos import acting, kl_limits, mpo
 from jaxrl.core import keys, spaces
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
-from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(7)
 CHOICES = EnvSpec("choices", SPEC.observation_space, spaces.Discrete(4), masked=True)
@@ -73,9 +71,7 @@ def test_duals_settle_where_the_limits_are_kept():
 
         def run(state, chosen=chosen, batch=batch):
             def body(state, _):
-                new, info = resolve_schedules(chosen, jnp.float32(0)).update(
-                    state, {"replay": batch}, spec=SPEC, key=KEY, replicas=SingleReplica()
-                )
+                new, info = updated(chosen, state, batch, KEY)
                 return new, info.metrics
 
             return jax.lax.scan(body, state, None, length=4000)

@@ -15,6 +15,7 @@ from helpers.readers import outcome
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
+from jaxrl.algos.base import parts
 from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, PeerError, RunDirectoryError
 from jaxrl.core.sources import Dataset
@@ -47,7 +48,7 @@ def test_every_algorithm_has_a_space_of_traced_fields(name):
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
         assert name not in SPACES, "it cannot be tuned, as a search takes no dataset"
         return
-    owners = {"": algo, "prioritized.": PrioritizedReplay()}
+    owners = {"": algo, "prioritized.": PrioritizedReplay()} | {f"{name}.": part for name, part in parts(algo).items()}
     traced = {
         path + field.name
         for path, owner in owners.items()
