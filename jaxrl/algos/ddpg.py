@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
-from jaxrl.algos.acting import DeterministicActing, Noise
-from jaxrl.algos.base import algorithm, changed, field_group, number, part, static
 from jaxrl.algos.acting import DeterministicActing, GaussianNoise
-from jaxrl.algos.base import algorithm, changed, field_group, part
+from jaxrl.algos.base import algorithm, changed, field_group, number, part, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     DistributionFields,
@@ -28,6 +26,7 @@ from jaxrl.algos.off_policy import CriticLoss, LearnerState
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
 from jaxrl.core import sources, spaces
+from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 

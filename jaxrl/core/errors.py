@@ -89,9 +89,10 @@ _ELSEWHERE = {
     "clip_range": "clip",
     "clip_range_vf": "clip_value",
     "clip_vloss": "clip_value",
+    "dual_learning_rate": "kl_limits.learning_rate",
     "ent_coef": "entropy_cost",
     "env_id": "env",
-    "epsilon": "kl_limits tree_search",
+    "exploration_noise": "noise.std",
     "exploration_fraction": "epsilon",
     "gradient_steps": "replay_ratio",
     "importance_exponent": "prioritized.beta",
@@ -100,6 +101,7 @@ _ELSEWHERE = {
     "kl_target": "kl_penalty.target",
     "learn_temperature": "temperature.learned",
     "learning_starts": "min_size",
+    "least_noise": "noise.least_std",
     "lr": "learning_rate",
     "max_episode_length": "whole_episodes.max_length",
     "n_envs": "num_envs",
@@ -157,8 +159,8 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     within = [k for k in known if end and re.search(rf"[/:._-]{re.escape(end)}$", k, re.IGNORECASE)]
     similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]
-    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "").split()
-    named = [k for k in known if k.lower().lstrip("-").replace("-", "_") in here]
+    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
+    named = [k for k in known if here and k.lower().lstrip("-").replace("-", "_") == here]
     if named:
         hint = f"in jaxrl: {named[0]!r}"
     elif close:

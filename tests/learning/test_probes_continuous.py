@@ -8,9 +8,9 @@ from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, check
 import jaxrl
 from jaxrl import networks
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.pessimism import Pessimism
-from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.envs import probes
 
 SMALL = {
