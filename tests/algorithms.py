@@ -65,7 +65,7 @@ ALGORITHMS = {
         network=QNetwork(programs.SMALL, head=ImplicitQuantileValues(4, 8, dueling=True, widths=(8,), noisy=True)),
     ),
     "r2d2": programs.R2D2,
-    "r2d2_within_episodes": programs.R2D2.replace(cross_episodes=False),
+    "r2d2_within_episodes": programs.R2D2.replace(memory=programs.R2D2.memory.replace(cross_episodes=False)),
     "dreamer": programs.DREAMER,
     "muzero": jaxrl.MuZero(
         **REPLAY | {"batch_size": 16, "replay_ratio": 1 / ROWS},

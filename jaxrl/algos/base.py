@@ -47,8 +47,9 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: optional metadata. `low` and `high` are inclusive bounds, `above` and `below` are exclusive ones, and
         `help` is one line. `only_with` is the setting without which the field has no effect, such as "prioritized",
-        "not kl_penalty" or "network.head=quantilevalues"; several are joined by "and" or "or". `at_most` and
-        `less_than` name another setting, such as "critic.ensemble", as an inclusive or exclusive upper bound.
+        "not kl_penalty" or "network.head=quantilevalues"; several are joined by "and" or "or". For a field of a part,
+        these are settings of the part or of the algorithm. `at_most` and `less_than` name another setting, such as
+        "critic.ensemble", as an inclusive or exclusive upper bound.
     """
     return _field(default, True, **limits)
 
@@ -367,22 +368,23 @@ def required(algo: Any, field: str) -> Any:
     return value
 
 
-def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None) -> list[str]:
+def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None, owner: Any = None) -> list[str]:
     """Explain values of a wrong type, outside their limits or without effect, and conflicts between fields.
 
     Args:
       algo: an algorithm or a part.
       name: its name in the messages; by default, that of its class.
       usual: a part with the default values; None: those of the class.
+      owner: the algorithm that has the part; None: `algo` is an algorithm.
     """
     problems, name = [], name or type(algo).__name__
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{name}.{field.name}"
-        if has_effect(algo, field.name):
+        if has_effect(algo, field.name, owner):
             problems += _relation_problems(algo, label, field, value)
         elif not _is_default(value, getattr(usual, field.name, field.default)):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
-        problems += _value_problems(label, field, value)
+        problems += _value_problems(algo, label, field, value)
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
 
@@ -398,11 +400,11 @@ def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses
     return problems
 
 
-def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
+def _value_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
     if field.metadata.get("part") is not None:
-        return [] if value is None else field_problems(value, label, field.default)
+        return [] if value is None else field_problems(value, label, field.default, algo)
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]
@@ -441,25 +443,31 @@ def _takes_none(field: dataclasses.Field) -> bool:
     return types.NoneType in typing.get_args(field.type)
 
 
-def has_effect(algo: "DataclassInstance", name: str) -> bool:
-    """Return whether the field `name` has an effect, given the settings that its `only_with` requires."""
+def has_effect(algo: "DataclassInstance", name: str, owner: Any = None) -> bool:
+    """Return whether the field `name` has an effect, given the settings that its `only_with` requires.
+
+    Args:
+      algo: an algorithm or a part.
+      name: the name of one of its fields.
+      owner: the algorithm that has the part; None: `algo` is an algorithm.
+    """
     [field] = [field for field in dataclasses.fields(algo) if field.name == name]
     condition = field.metadata.get("only_with")
     if condition is None:
         return True
-    return any(all(_holds(algo, part) for part in group.split(" and ")) for group in condition.split(" or "))
+    return any(all(_holds(algo, owner, part) for part in group.split(" and ")) for group in condition.split(" or "))
 
 
-def _holds(algo: "DataclassInstance", part: str) -> bool:
+def _holds(algo: "DataclassInstance", owner: Any, part: str) -> bool:
     """Return whether a condition holds, such as "clip_value", "not kl_penalty" or "network.head=quantilevalues"."""
     path, equals, expected = part.removeprefix("not ").partition("=")
-    value = _value_at(algo, path)
+    value = _value_at(algo if hasattr(algo, path.partition(".")[0]) else owner, path)
     if not equals:
         return bool(value) != part.startswith("not ")
     return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
 
 
-def _value_at(algo: "DataclassInstance", path: str) -> Any:
+def _value_at(algo: Any, path: str) -> Any:
     """Return the setting at a dotted path; None if it does not exist, such as the head of a user's network."""
     return functools.reduce(lambda value, attribute: getattr(value, attribute, None), path.split("."), algo)
 

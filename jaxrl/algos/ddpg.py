@@ -25,7 +25,7 @@ from jaxrl.algos.fields import (
 from jaxrl.algos.off_policy import CriticLoss, LearnerState
 from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
-from jaxrl.core import sources, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
@@ -193,6 +193,4 @@ class D4PG(PrioritizedFields, CombinedReplayFields, DeterministicLearner):
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        sampler = None if self.prioritized is None else sources.Prioritized(**vars(self.prioritized))
-        replay = self.source(sampler, n_step=self.n_step)
-        return self.combined_sources(replay)
+        return self.combined_sources(self.source(self.prioritized and self.prioritized.sampler, n_step=self.n_step))

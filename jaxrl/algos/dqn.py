@@ -10,13 +10,20 @@ import optax
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, required, static
-from jaxrl.algos.fields import CombinedReplayFields, Memory, MemoryFields, PrioritizedFields, SupportFields
+from jaxrl.algos.fields import (
+    CombinedReplayFields,
+    Memory,
+    MemoryFields,
+    PrioritizedFields,
+    PrioritizedReplay,
+    SupportFields,
+)
 from jaxrl.algos.munchausen import Munchausen
 from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QLearningFields, QState, Returns
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized
+from jaxrl.core.sources import FrameStack
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -52,19 +59,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     target_update: Scalar = number(
         1.0, above=0, high=1, help="soft update coefficient of the target network (Polyak averaging); 1: hard update"
     )
-    priority_eta: Scalar = number(
-        0.9,
-        low=0,
-        high=1,
-        only_with="prioritized and network.recurrent",
-        help="weight of the maximum TD error in a sequence's priority; the mean has the remaining weight",
-    )
-    initial_priorities: Literal["max", "td_error"] = static(
-        "max",
-        choices=("max", "td_error"),
-        only_with="prioritized",
-        help="priority of new items: the largest so far, or based on the actor's TD errors",
-    )
     huber: Scalar | None = number(
         None,
         above=0,
@@ -86,11 +80,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         help="soft targets, with the scaled log-policy added to the reward; None: standard targets",
     )
     memory: Memory = changed(Memory(length=16, burn_in=0), only_with="network.recurrent")
-    cross_episodes: bool = static(
-        True,
-        only_with="network.recurrent",
-        help="let sequences continue into the next episode; False: they end with their episode",
-    )
     time_reduction: Literal["mean", "sum"] = static(
         "mean",
         choices=("mean", "sum"),
@@ -102,49 +91,43 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     )
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        length = self.steps_per_update(num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
             # The rate that MountainCar needs; without decay, it lowers the score in CartPole (docs/algorithms/dqn.md).
             rate = 2.5e-4 if images else Linear(1e-3, 0.0)
-        n_step = 1 if images and self.n_step is None else self._n_step
-        return dataclasses.replace(self, network=network, rollout_length=length, learning_rate=rate, n_step=n_step)
+        return dataclasses.replace(
+            self,
+            network=network,
+            rollout_length=self.steps_per_update(num_envs),
+            learning_rate=rate,
+            n_step=1 if images and self.n_step is None else self._n_step,
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
         known = SEQUENCE_INPUTS if self.recurrent else TRANSITION_INPUTS
         problems += network_problems(f"{name}.network", self.network, spec, known, discrete=True)
-        return problems + self._head_problems()
-
-    def _head_problems(self) -> list[str]:
-        """Explain which settings do not fit the network's head, one line each."""
-        name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
-        categorical = isinstance(head, CategoricalValues)
-        found = []
-        if self.munchausen and (categorical or self.value_rescaling):
-            found.append(
+        head = self.network.head if isinstance(self.network, QNetwork) else ActionValues()
+        if self.munchausen and (isinstance(head, CategoricalValues) or self.value_rescaling):
+            problems.append(
                 f"{name}.munchausen needs a head of expected values or quantiles, because its target adds a term "
                 "per action, and value_rescaling=False, because its policy is a softmax of values"
             )
         if self.value_rescaling and not isinstance(head, ActionValues):
-            found.append(f"{name}.value_rescaling=True needs expected values, not {head!r}; use ActionValues()")
-        return found
+            problems.append(f"{name}.value_rescaling=True needs expected values, not {head!r}; use ActionValues()")
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        sampler = None
-        if self.prioritized is not None:
-            insertion = "priority" if self.initial_priorities == "td_error" else None
-            sampler = Prioritized(**vars(self.prioritized), insertion=insertion, eta=self.priority_eta)
-        sequence = self.sequence if self.cross_episodes else dataclasses.replace(self.sequence, end="truncate")
-        replay = self.source(
-            sampler,
-            sequence=sequence if self.recurrent else None,
-            frame_stack=self.frame_stack,
-            n_step=self._n_step,
+        return self.combined_sources(
+            self.source(
+                self.prioritized and self.prioritized.sampler,
+                sequence=self.sequence if self.recurrent else None,
+                frame_stack=self.frame_stack,
+                n_step=self._n_step,
+            )
         )
-        return self.combined_sources(replay)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> QState:
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
@@ -158,7 +141,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
         """Return each row's TD error under the acting parameters, as its initial priority (R2D2, section 2.3)."""
-        if not self.prioritized or self.initial_priorities == "max":
+        if not self.prioritized or self.prioritized.initial == "max":
             return {}
         view = q_views.of_rollout(rollout, self.network, spec, self._n_step)
         acted = Variables(actor.params, actor.model_state)
@@ -192,8 +175,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             if combined_replay.sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
-            values = self.values_of(current)
-            chosen = jnp.take_along_axis(values, rows.action[:, None], axis=-1)[:, 0]
+            chosen = jnp.take_along_axis(self.values_of(current), rows.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
                 "q_value": weighted_mean(chosen, rows.weight, replicas),
@@ -212,7 +194,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        errors = view.priorities(error, self.priority_eta)
+        errors = view.priorities(error, jnp.float32((self.prioritized or PrioritizedReplay()).eta))
         priorities = combined_replay.priorities(errors, self.experience, batch, replicas)
         return QState(network, updates), UpdateInfo(metrics, priorities)
 
@@ -249,8 +231,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
                 next_values = self.values_of(online_output)
             best = jnp.argmax(next_values, axis=-1)
             next_returns = q_learning.returns_of(next_output, best, self.v_min, self.v_max)
-        if not self.value_rescaling:
-            return q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
-        next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
+        if self.value_rescaling:
+            next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
         target = q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)
-        return target.replace(atoms=q_learning.rescaled(target.atoms))
+        return target.replace(atoms=q_learning.rescaled(target.atoms)) if self.value_rescaling else target

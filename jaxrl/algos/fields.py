@@ -320,6 +320,25 @@ class PrioritizedReplay:
 
     exponent: Scalar = number(0.5, low=0, help="exponent of the priorities (alpha)")
     beta: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="exponent of the importance weights (beta)")
+    eta: Scalar = number(
+        0.9,
+        low=0,
+        high=1,
+        only_with="network.recurrent",
+        help="DQN and R2D2: weight of the maximum TD error in a sequence's priority; the mean has the remaining weight",
+    )
+    initial: Literal["max", "td_error"] = static(
+        "max",
+        choices=("max", "td_error"),
+        only_with="network",
+        help="DQN and R2D2: priority of new items, the largest so far or based on the actor's TD errors",
+    )
+
+    @property
+    def sampler(self) -> sources.Prioritized:
+        """Return the sampler; it reads initial priorities from the rows' extra `priority`."""
+        insertion = "priority" if self.initial == "td_error" else None
+        return sources.Prioritized(self.exponent, self.beta, insertion=insertion, eta=self.eta)
 
 
 registry.add("part", PrioritizedReplay)
@@ -331,7 +350,12 @@ class PrioritizedFields(ReplayFields):
 
     prioritized: PrioritizedReplay | None = part(
         PrioritizedReplay,
-        was={"priority_exponent": "exponent", "importance_exponent": "beta"},
+        was={
+            "priority_exponent": "exponent",
+            "importance_exponent": "beta",
+            "priority_eta": "eta",
+            "initial_priorities": "initial",
+        },
         help="prioritized experience replay: sample by the last TD error; None: by sampling.sampler",
     )
 
@@ -360,6 +384,11 @@ class Memory:
 
     length: int = static(17, low=2, help="time steps per sequence; the last one is only used for bootstrapping")
     burn_in: int = static(8, low=0, help="steps before each sequence, only used to warm up the recurrent states")
+    cross_episodes: bool = static(
+        True,
+        only_with="network.recurrent",
+        help="DQN and R2D2: let sequences continue into the next episode; False: they end with their episode",
+    )
 
 
 registry.add("part", Memory)
@@ -372,7 +401,7 @@ class MemoryFields(ReplayFields):
     memory: Memory = part(
         Memory,
         default=Memory(),
-        was={"sequence_length": "length", "burn_in": "burn_in"},
+        was={"sequence_length": "length", "burn_in": "burn_in", "cross_episodes": "cross_episodes"},
         switch="sequence_length",
         only_with="policy.recurrent or critic.recurrent",
         help="sequences for recurrent networks",
@@ -380,9 +409,10 @@ class MemoryFields(ReplayFields):
 
     @property
     def sequence(self) -> Sequence:
-        """Return the settings of sequences that these fields describe; sequences continue into the next episode."""
+        """Return the settings of sequences that these fields describe."""
         length = 1 if self.rollout_length is None else self.rollout_length
-        return Sequence(self.memory.length, length, "continue", self.memory.burn_in, stored_carry=True)
+        end = "continue" if self.memory.cross_episodes else "truncate"
+        return Sequence(self.memory.length, length, end, self.memory.burn_in, stored_carry=True)
 
     def steps_per_update(self, num_envs: int) -> int:
         """Return the steps per environment for one update; recurrent networks default to a quarter of a sequence."""

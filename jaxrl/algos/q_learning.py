@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos.base import field_group, number, required, static
+from jaxrl.algos.base import field_group, number, part, required, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.core import registry, spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -38,7 +38,7 @@ class QCarry(struct.PyTreeNode):
     """Carry of an environment: recurrent state, position on the ladder of epsilons, and repeated random action."""
 
     network: Carry
-    ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
+    ladder_position: jax.Array  # float32, i / (N - 1) for environment i of N: 0 explores most
     random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () if random actions are not repeated
 
 
@@ -57,21 +57,38 @@ class QState(struct.PyTreeNode):
 
 
 @field_group
+class Ladder:
+    """Ape-X ladder of epsilons, from the first environment to the last (Horgan et al., 2018, arXiv:1803.00933)."""
+
+    exponent: Scalar = number(7.0, low=0, help="the last environment uses epsilon^(1 + exponent)")
+
+    def epsilons(self, first: Scalar, position: jax.Array) -> jax.Array:
+        """Return epsilon^(1 + exponent i / (N - 1)) (section 4.1).
+
+        Args:
+          first: epsilon of the first environment.
+          position: i / (N - 1) for environment i of N.
+        """
+        return jnp.power(first, 1.0 + self.exponent * position)
+
+
+registry.add("part", Ladder)
+
+
+@field_group
 class QLearningFields(DiscountFields):
     """Q-network, its optimizer, and epsilon-greedy exploration."""
 
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
-    ladder_exponent: Scalar = number(
-        7.0,
-        low=0,
-        only_with="ladder",
-        help="exponent alpha of the ladder; the last environment uses epsilon^(1 + alpha)",
+    ladder: Ladder | None = part(
+        Ladder,
+        was={"ladder_exponent": "exponent"},
+        help="Ape-X ladder: epsilon decreases from the first environment to the last; None: all use epsilon",
     )
     random_persistence: float = static(
         0.0, low=0, below=1, help="probability that a random action is repeated at the next step"
     )
-    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     network: Network = static(QNetwork())
 
@@ -84,13 +101,14 @@ class QLearningFields(DiscountFields):
         return None
 
     def actor(self, state: QState) -> ActorState:
-        values = {"epsilon": self.epsilon} | ({"ladder_exponent": self.ladder_exponent} if self.ladder else {})
-        exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        values = {"epsilon": self.epsilon, "ladder": self.ladder}
+        exploration = jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), values)
         return ActorState(state.network.params, model_state=state.network.model_state, exploration=exploration)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
         random_action = jnp.int32(-1) if required(self, "random_persistence") else ()
-        return QCarry(self.network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
+        position = env_index.astype(jnp.float32) / max(num_envs - 1, 1)
+        return QCarry(self.network.initial_carry(spec), position, random_action)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -105,11 +123,11 @@ class QLearningFields(DiscountFields):
         greedy, carry = jnp.argmax(values, axis=-1).astype(jnp.int32), carry.replace(network=network)
         if not explore:
             return ActorOutput(greedy, carry)
-        epsilon = actor.exploration["epsilon"]
-        if "ladder_exponent" in actor.exploration:
-            epsilon = epsilon_ladder(epsilon, carry.ladder_position, actor.exploration["ladder_exponent"])
+        epsilon, ladder = actor.exploration["epsilon"], actor.exploration["ladder"]
+        if ladder:
+            epsilon = ladder.epsilons(epsilon, carry.ladder_position)
         choice = key, greedy, timestep.action_mask, epsilon, spaces.expect(spec.action_space, spaces.Discrete).n
-        if isinstance(carry.random_action, tuple):
+        if not self.random_persistence:
             return ActorOutput(epsilon_greedy(*choice), carry)
         action, random = persistent_epsilon_greedy(
             *choice, previous=carry.random_action, first=timestep.first, persistence=self.random_persistence
@@ -186,22 +204,6 @@ def _uniform_action(draw, mask, actions):
     rank = (draw * jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)).astype(jnp.int32)
     allowed = jnp.cumsum(mask, axis=-1, dtype=jnp.int32)
     return jnp.argmax(allowed > rank[:, None], axis=-1).astype(jnp.int32)
-
-
-def ladder_position(env_index: jax.Array, num_envs: int) -> jax.Array:
-    """Return an environment's position among all N, i / (N - 1), float32."""
-    return env_index.astype(jnp.float32) / max(num_envs - 1, 1)
-
-
-def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> jax.Array:
-    """Return epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1).
-
-    Args:
-      epsilon: epsilon of the first environment.
-      position: i / (N - 1), as returned by `ladder_position`.
-      exponent: the last environment has epsilon^(1 + exponent).
-    """
-    return jnp.power(epsilon, 1.0 + exponent * position)
 
 
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:

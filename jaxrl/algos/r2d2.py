@@ -6,6 +6,7 @@ from jaxrl.algos.base import algorithm, changed
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.fields import Memory, PrioritizedReplay
 from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.q_learning import Ladder
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Network
 from jaxrl.networks import LSTM, ActionValues, QNetwork
@@ -18,10 +19,9 @@ class R2D2(DQN):
     learning_rate: Scalar = changed(1e-4, help="learning rate")
     gamma: Scalar = changed(0.997)
     epsilon: Scalar = changed(0.4)
-    ladder: bool = changed(True)
+    ladder: Ladder | None = changed(Ladder())
     max_grad_norm: Scalar | None = changed(80.0)
-    prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.9, beta=0.6))
-    initial_priorities: Literal["max", "td_error"] = changed("td_error")
+    prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.9, beta=0.6, initial="td_error"))
     target_period: int = changed(2500)
     n_step: int = changed(5, help="number of rewards summed before bootstrapping")
     value_rescaling: bool = changed(True)

@@ -460,7 +460,7 @@ class ActorState(struct.PyTreeNode):
     params: Params
     statistics: PyTree = ()  # frozen normalizer statistics
     model_state: ModelState = ()  # model state of the acting network
-    exploration: dict[str, jax.Array] = struct.field(default_factory=dict)  # epsilon, ...
+    exploration: dict[str, PyTree] = struct.field(default_factory=dict)  # epsilon, ...
 
 
 class ActorOutput(struct.PyTreeNode):

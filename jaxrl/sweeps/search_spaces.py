@@ -98,7 +98,7 @@ def _is_open(algo: Algorithm, default: Algorithm, path: str) -> bool:
     """Return whether the setting at a dotted path has an effect and its default value."""
     part, _, name = path.rpartition(".")
     owner, own = (getattr(thing, part) if part else thing for thing in (algo, default))
-    return owner is not None and has_effect(owner, name) and getattr(owner, name) == getattr(own or owner, name)
+    return owner is not None and has_effect(owner, name, algo) and getattr(owner, name) == getattr(own or owner, name)
 
 
 def search_space(

@@ -18,7 +18,7 @@ from jaxrl import networks
 from jaxrl.algos import q_learning
 from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.algos.munchausen import Munchausen
-from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.q_learning import Ladder, Returns
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import FrameStack as Stacked
@@ -71,8 +71,7 @@ def test_categorical_projection_is_the_papers(seed, low, high, count):
 
 def test_what_is_not_a_number_stays_one_in_a_projection():
     """A learner that diverged must show it."""
-    got = projection(Returns(jnp.asarray([[np.nan, 1.0]]), jnp.full((1, 2), 0.5)), -2.0, 2.0, 5)
-    assert np.isnan(got).any()
+    assert np.isnan(projection(Returns(jnp.asarray([[np.nan, 1.0]]), jnp.full((1, 2), 0.5)), -2.0, 2.0, 5)).any()
 
 
 def test_a_projection_keeps_the_mean_within_the_support():
@@ -133,12 +132,10 @@ def test_munchausen_is_finite_where_actions_are_forbidden():
 
 
 def test_the_ladder_is_horgans():
-    positions = jax.vmap(lambda i: q_learning.ladder_position(i, 8))(jnp.arange(8))
-    got = q_learning.epsilon_ladder(0.4, positions, 7.0)
-    np.testing.assert_allclose(got, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
-    np.testing.assert_allclose(
-        q_learning.epsilon_ladder(0.3, q_learning.ladder_position(jnp.int32(0), 1), 7.0), 0.3, rtol=1e-6
-    )
+    begin = jax.vmap(jaxrl.DQN().initial_carry, (None, 0, None))
+    found = Ladder().epsilons(0.4, begin(None, jnp.arange(8), 8).ladder_position)
+    np.testing.assert_allclose(found, 0.4 ** (1 + 7 * np.arange(8) / 7), rtol=1e-5)
+    assert begin(None, jnp.arange(1), 1).ladder_position == 0.0
 
 
 @pytest.mark.long
@@ -185,9 +182,7 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
     together = q_learning.transition_keys(jax.random.key(0), 8, SingleReplica(4))
     second = SimpleNamespace(shards=2, first_shard=2)
     apart = [q_learning.transition_keys(jax.random.key(0), 4, r) for r in (SingleReplica(2), second)]
-    np.testing.assert_array_equal(
-        jax.random.key_data(together), np.concatenate([jax.random.key_data(x) for x in apart])
-    )
+    np.testing.assert_array_equal(*map(jax.random.key_data, (together, jnp.concatenate(apart))))
     assert len(np.unique(jax.random.key_data(together), axis=0)) == 8
 
 
@@ -203,11 +198,11 @@ VARIANTS = {
         "n_step": 3,
         "double": False,
     },
-    "quantile": {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": Munchausen(), "ladder": True},
+    "quantile": {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": Munchausen(), "ladder": Ladder()},
 }
 
 
-@pytest.mark.parametrize("fields", [pytest.param(fields, id=name) for name, fields in VARIANTS.items()])
+@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.long
 def test_variants_train_and_stay_finite(fields):
     algo = jaxrl.DQN(capacity=512, min_size=64, batch_size=32, **fields)
@@ -247,7 +242,8 @@ def test_what_is_left_open_goes_with_the_rest():
         assert jaxrl.DQN(**fields).validate(SPEC, 1, 1) == []
         assert jaxrl.DQN(**fields).experience["replay"].n_step == 1
     image = EnvSpec("images", spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(4))
-    assert jaxrl.DQN().resolve(image, 1).learning_rate == 2.5e-4 and jaxrl.DQN().resolve(image, 1).n_step == 1
+    resolved = jaxrl.DQN().resolve(image, 1)
+    assert resolved.learning_rate == 2.5e-4 and resolved.n_step == 1
     assert jaxrl.DQN().resolve(SPEC, 1).learning_rate == jaxrl.schedules.Linear(1e-3, 0.0)
     with pytest.raises(ConfigError, match=r"DQN.learning_rate is not set"):
         jaxrl.DQN().init(jax.random.key(0), SPEC)

@@ -17,6 +17,7 @@ from jaxrl.algos.ddpg import DeterministicLearner
 from jaxrl.algos.fields import Memory, PeriodicTargetFields, PrioritizedReplay, ReplayFields
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
+from jaxrl.algos.q_learning import Ladder
 from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.algos.temperature import Temperature
 from jaxrl.core.schedules import Constant, resolve_schedules
@@ -25,7 +26,6 @@ from jaxrl.sweeps.launcher import launch
 
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(learning_rate=2.5e-4, n_step=1, network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
-PQN = jaxrl.PQN(rollout_length=8, random_persistence=0.9, network=QNetwork(MLP((4,))))
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
     "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, normalize_observation=True, normalize_reward=True),
@@ -35,7 +35,7 @@ BASES = {
     "vmpo": jaxrl.VMPO(**PLAIN, minibatches=4, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
-        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=PrioritizedReplay(), ladder=True
+        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=PrioritizedReplay(), ladder=Ladder()
     ),
     "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=Munchausen()),
     "dqn-recurrent": DQN.replace(
@@ -44,8 +44,7 @@ BASES = {
         memory=Memory(length=4, burn_in=0),
         value_rescaling=True,
     ),
-    "pqn": PQN,
-    "pqn-ladder": PQN.replace(ladder=True),
+    "pqn": jaxrl.PQN(rollout_length=8, random_persistence=0.9, ladder=Ladder(), network=QNetwork(MLP((4,)))),
 }
 BASES |= {name: algo.replace(normalize_observation=True) for name, algo in continuous.ALGORITHMS.items()}
 CATEGORICAL, QUANTILE = (
@@ -105,7 +104,7 @@ def test_the_initial_multipliers_are_in_the_initial_state(name):
 
 
 def effective(algo, path):
-    return has_effect(algo, path.partition(".")[0]) and has_effect(*owner_at(algo, path))
+    return has_effect(algo, path.partition(".")[0]) and has_effect(*owner_at(algo, path), algo)
 
 
 LEARNERS = ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn", *continuous.ALGORITHMS]
@@ -119,7 +118,7 @@ def test_every_static_field_changes_the_program(name):
     names = {field for field in static_fields(algo) | optional if effective(algo, field)}
     names -= {"imitate"} | ({"storage"} if getattr(algo, "n_step", 1) != 1 else set())  # needs demonstrations; one step
     if name == "dqn-recurrent":
-        names = {"memory.length", "memory.burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
+        names = {"memory.length", "memory.burn_in", "n_step", "prioritized", "memory.cross_episodes", "time_reduction"}
     if getattr(algo, "prioritized", False):
         names -= {"sampling.sampler"}  # is one
     assert [field for field in names if not changes(name, field)] == []

@@ -9,7 +9,6 @@ from helpers.oracle import rescaled, unscaled
 from helpers.programs import ENV, NUM_ENVS
 
 import jaxrl
-from jaxrl.algos.base import field_problems
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import NetworkInputs, env_spec
 from jaxrl.parallel import rollout as ro
@@ -19,7 +18,7 @@ LENGTH = 16
 # At random, so that episodes end in both ways.
 ALGORITHMS = {
     "r2d2": programs.R2D2.replace(epsilon=1.0),
-    "dqn": programs.DQN.replace(epsilon=1.0, initial_priorities="td_error"),
+    "dqn": programs.DQN.replace(epsilon=1.0, prioritized=programs.DQN.prioritized.replace(initial="td_error")),
 }
 
 
@@ -47,7 +46,7 @@ def values_of(algo, actor, rollout):
             actor.params, inputs, carry, spec=SPEC, model_state=actor.model_state, train=False
         )
     )
-    for t in range(rollout.timesteps.first.shape[0]):
+    for t in range(LENGTH + 1):
         inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x, t=t: x[t : t + 1], rollout.timesteps))
         values, carry, _ = apply(inputs, carry)
         found.append(np.asarray(values[0], np.float64))
@@ -60,7 +59,7 @@ def test_they_are_the_actors_own_td_errors(name):
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0.5))
     actor, rollout = collected(algo)
     rows, values = jax.tree.map(np.asarray, rollout.rows), values_of(algo, actor, rollout)
-    assert (rows.terminated.any(), rows.truncated.any(), (~rows.weight).any()) == (True, True, True)
+    assert rows.terminated.any() and rows.truncated.any() and not rows.weight.all()
     unscale, scale = (unscaled, rescaled) if algo.value_rescaling else (lambda x: x, lambda x: x)
     expected = np.zeros(rows.reward.shape)
     for t, env in zip(*np.nonzero(rows.weight), strict=True):
@@ -92,7 +91,7 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
         assert slot == 0, "sequences begin with rollouts"
         learned = slice(slot + algo.memory.burn_in, slot + algo.memory.burn_in + algo.memory.length - 1)
         errors = extras[learned, env][weight[learned, env]]
-        expected = algo.priority_eta * errors.max() + (1 - algo.priority_eta) * errors.mean()
+        expected = algo.prioritized.eta * errors.max() + (1 - algo.prioritized.eta) * errors.mean()
         np.testing.assert_allclose(priority[slot, env], expected, rtol=1e-5)
         found += 1
     assert found == NUM_ENVS and len(set(priority[0])) == NUM_ENVS
@@ -100,12 +99,7 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_them_nothing_is_kept(name):
-    algo = ALGORITHMS[name].replace(initial_priorities="max")
+    algo = ALGORITHMS[name]
+    algo = algo.replace(prioritized=algo.prioritized.replace(initial="max"))
     _, rollout = jax.eval_shape(lambda: collected(resolve_schedules(algo, jnp.float32(0.0)), steps=2))
-    assert rollout.extras == {} and algo.experience["replay"].sampler.insertion is None
-
-
-def test_they_say_when_they_have_no_effect():
-    assert field_problems(programs.R2D2) == []
-    (problem,) = field_problems(jaxrl.DQN(initial_priorities="td_error"))
-    assert "initial_priorities='td_error' has no effect unless prioritized" in problem
+    assert not rollout.extras and algo.experience["replay"].sampler.insertion is None

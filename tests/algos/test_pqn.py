@@ -6,6 +6,7 @@ import pytest
 from helpers.programs import ENV, SMALL
 
 import jaxrl
+from jaxrl.algos.q_learning import Ladder
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP, MinAtarCNN, NatureCNN, QNetwork
@@ -14,7 +15,7 @@ from jaxrl.networks import GRU, MLP, MinAtarCNN, NatureCNN, QNetwork
 @pytest.mark.long
 @pytest.mark.parametrize("core", [None, GRU(4)])
 def test_pqn_trains_and_stays_finite(core):
-    algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))
+    algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=Ladder(), network=QNetwork(SMALL, core=core))
     result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.network.params))
     assert result.state.learner.updates == 8

@@ -10,16 +10,19 @@ from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.algos.optimizers import Adam, RMSProp
+from jaxrl.algos.q_learning import Ladder
 from jaxrl.algos.resets import Resets
 from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.core.sources import FrameStack, Lifo, View
 from jaxrl.networks import MLP, Actor, Critic
 
 OPTIONAL = ("policy_learning_rate", "lagrange_threshold", "discriminator_learning_rate")
-PARTS = ("kl_penalty", "prioritized", "resets", "reward_scale", "whole_episodes")
+PARTS = ("kl_penalty", "ladder", "prioritized", "resets", "reward_scale", "whole_episodes")
 OTHER = {
     "kl_penalty": KLPenalty(),
+    "ladder": Ladder(),
     "prioritized": PrioritizedReplay(),
+    "initial": "td_error",
     "episodes": 4,
     "max_length": 500,
     "policy_loss": lambda log_ratio, advantage, clip: -log_ratio * advantage,
@@ -105,6 +108,6 @@ def assert_numbers_count(algo, program, elsewhere):
     idle = set()
     for prefix, owner in {"": algo, **{f"{name}.": part for name, part in within.items()}}.items():
         names = {field.name for field in dataclasses.fields(owner)} - static_fields(owner) - within.keys()
-        names = {name for name in names if not has_effect(owner, name) and getattr(owner, name) is not None}
+        names = {name for name in names if not has_effect(owner, name, algo) and getattr(owner, name) is not None}
         idle |= {prefix + name for name in names}
     assert unused - elsewhere == idle - elsewhere

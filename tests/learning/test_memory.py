@@ -83,11 +83,10 @@ def test_r2d2_with_and_without_initial_priorities(record_rows):
     rows = []
     for total_steps in (40_000, 80_000):
         for initial_priorities in ("td_error", "max"):
-            algo = q_learning(
-                jaxrl.R2D2, GRU(32), memory=Memory(length=25, burn_in=8), initial_priorities=initial_priorities
-            )
-            row = {"initial_priorities": initial_priorities, "total_steps": total_steps}
-            rows.append(row | figures(memory(algo, total_steps)[0]))
+            algo = q_learning(jaxrl.R2D2, GRU(32), memory=Memory(length=25, burn_in=8))
+            algo = algo.replace(prioritized=algo.prioritized.replace(initial=initial_priorities))
+            scores = memory(algo, total_steps)[0]
+            rows.append({"initial_priorities": initial_priorities, "total_steps": total_steps} | figures(scores))
     record_rows("r2d2-initial-priorities", rows)
     assert min(row["mean"] for row in rows if row["total_steps"] == 80_000) >= 0.9, rows
 

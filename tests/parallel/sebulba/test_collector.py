@@ -51,7 +51,7 @@ def test_a_rollout_is_written_over_an_earlier_one_once_it_is_learned_from():
 @pytest.mark.long
 def test_what_an_algorithm_adds_to_a_complete_rollout_is_no_part_of_its_room():
     what = published("dqn")
-    what = what.replace(algo=what.algo.replace(initial_priorities="td_error"))
+    what = what.replace(algo=what.algo.replace(prioritized=what.algo.prioritized.replace(initial="td_error")))
     fresh, reusing = collector(), collector()
     expected = [plain(complete(fresh.collect(what, None))) for _ in range(2)]
     first = complete(reusing.collect(what, None))
