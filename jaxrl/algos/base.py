@@ -381,7 +381,7 @@ def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None,
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{name}.{field.name}"
         if has_effect(algo, field.name, owner):
-            problems += _relation_problems(algo, label, field, value)
+            problems += _relation_problems(algo, owner, label, field, value)
         elif not _is_default(value, getattr(usual, field.name, field.default)):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
         problems += _value_problems(algo, label, field, value)
@@ -389,12 +389,12 @@ def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None,
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
 
 
-def _relation_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
+def _relation_problems(algo: Any, owner: Any, label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain which limiting setting a number exceeds; traced and scheduled numbers are not compared."""
     problems = []
     for relation, holds in (("at_most", operator.le), ("less_than", operator.lt)):
         path = field.metadata.get(relation)
-        largest = _value_at(algo, path) if path and isinstance(value, int | float) else None
+        largest = _value_at(algo, owner, path) if path and isinstance(value, int | float) else None
         if isinstance(largest, int | float) and not holds(value, largest):
             problems.append(f"{label}={value:g} must be {relation.replace('_', ' ')} {path}={largest:g}")
     return problems
@@ -461,15 +461,17 @@ def has_effect(algo: "DataclassInstance", name: str, owner: Any = None) -> bool:
 def _holds(algo: "DataclassInstance", owner: Any, part: str) -> bool:
     """Return whether a condition holds, such as "clip_value", "not kl_penalty" or "network.head=quantilevalues"."""
     path, equals, expected = part.removeprefix("not ").partition("=")
-    value = _value_at(algo if hasattr(algo, path.partition(".")[0]) else owner, path)
+    value = _value_at(algo, owner, path)
     if not equals:
         return bool(value) != part.startswith("not ")
     return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
 
 
-def _value_at(algo: Any, path: str) -> Any:
-    """Return the setting at a dotted path; None if it does not exist, such as the head of a user's network."""
-    return functools.reduce(lambda value, attribute: getattr(value, attribute, None), path.split("."), algo)
+def _value_at(algo: Any, owner: Any, path: str) -> Any:
+    """Return the setting of a part, or else of its owner; None if it does not exist, as in a user's network."""
+    names = path.split(".")
+    start = algo if hasattr(algo, names[0]) else owner
+    return functools.reduce(lambda value, attribute: getattr(value, attribute, None), names, start)
 
 
 def _is_default(value, default):

@@ -10,7 +10,7 @@ from jaxrl.algos.base import field_group, static
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.core import registry
-from jaxrl.networks import CategoricalReturns, Critic, QuantileReturns, QuantileValues
+from jaxrl.networks import CategoricalReturns, QuantileReturns
 
 
 @field_group
@@ -26,24 +26,18 @@ class Pessimism:
         "min", choices=("min", "mean"), help="reduction over the critics' values in the policy's loss"
     )
     sampled: int | None = static(
-        None, low=1, help="number of critics sampled at each update to compute the targets (REDQ); None: all"
+        None,
+        low=1,
+        at_most="critic.ensemble",
+        help="number of critics sampled at each update to compute the targets (REDQ); None: all",
     )
     dropped_quantiles: int = static(
-        0, low=0, help="quantile heads: number of largest quantiles dropped from the targets, per critic (TQC)"
+        0,
+        low=0,
+        only_with="critic.head=quantilevalues",
+        less_than="critic.head.quantiles",
+        help="number of largest quantiles dropped from the targets, per critic (TQC)",
     )
-
-    def critic_problems(self, label: str, critic: Critic) -> list[str]:
-        """Explain which settings do not suit the critics, one line each; `label` is the part's name."""
-        quantiles = critic.head.quantiles if isinstance(critic.head, QuantileValues) else 0
-        found = []
-        if self.sampled is not None and self.sampled > critic.ensemble:
-            found.append(f"{label}.sampled={self.sampled} must be at most critic.ensemble={critic.ensemble}")
-        if self.dropped_quantiles and self.dropped_quantiles >= quantiles:
-            found.append(
-                f"{label}.dropped_quantiles={self.dropped_quantiles} must be less than the number of quantiles of "
-                f"critic.head={critic.head!r}, which is {quantiles}"
-            )
-        return found
 
     def returns(self, output: Any, key: jax.Array, v_min: Number, v_max: Number) -> Returns:
         """Return the returns of each action for the targets, as atoms and probabilities [batch, actions, K].

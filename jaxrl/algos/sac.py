@@ -91,7 +91,6 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         name = type(self).__name__
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
-        problems += self.pessimism.critic_problems(f"{name}.pessimism", self.critic)
         if self.imitate and (self.view or self.reward_scale):
             what = f"view={self.view} and reward_scale={self.reward_scale}"
             problems.append(f"{name}.imitate=True does not support views or scaled rewards; {what} must be None")
