@@ -8,12 +8,12 @@ import numpy as np
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
-from jaxrl.algos.base import changed, field_group, number, part, static
+from jaxrl.algos.base import changed, field_group, number, part, part_class, static
 from jaxrl.algos.fields import ActorCriticFields, NormalizationFields
 from jaxrl.algos.off_policy import LearnerState, Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
 from jaxrl.networks import Actor, from_unit, to_unit
@@ -43,7 +43,7 @@ class ActingCarry(struct.PyTreeNode):
     discounted_return: jax.Array | tuple[()] = ()  # float32, of the episode so far; () if rewards are not scaled
 
 
-@field_group
+@part_class
 class Noise:
     """Dependence of exploration noise on that of previous steps."""
 
@@ -89,7 +89,7 @@ class Noise:
         return carry.replace(noise=held, noise_steps=steps)
 
 
-@field_group
+@part_class
 class GaussianNoise(Noise):
     """Noise that is added to the actions of a deterministic policy."""
 
@@ -131,9 +131,6 @@ class GaussianNoise(Noise):
         if isinstance(carry.noise, tuple):
             return add_noise(action, key, std, space)
         return shifted(action, std * carry.noise, space)
-
-
-registry.add("part", Noise, GaussianNoise)
 
 
 @field_group

@@ -168,6 +168,14 @@ def field_group[T](cls: type[T]) -> type[T]:
     return cast("type[T]", struct.dataclass(made, kw_only=True))
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
+def part_class[T](cls: type[T]) -> type[T]:
+    """Turn a class into a part of algorithms: a group of fields, registered by its lower-case name."""
+    made = field_group(cls)
+    registry.add("part", made)
+    return made
+
+
 @field_group
 class Part:
     """Base of parts with work before training; by default, they need none."""

@@ -20,10 +20,11 @@ from jaxrl.algos.base import (
     network_problems,
     number,
     part,
+    part_class,
     static,
 )
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.core import registry, sources
+from jaxrl.core import sources
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
     FrameStack,
@@ -180,7 +181,7 @@ class NormalizationFields:
     )
 
 
-@field_group
+@part_class
 class Sampling:
     """Sampling of items from a replay, and limits of how often they are sampled."""
 
@@ -193,9 +194,6 @@ class Sampling:
     samples_per_insert: float | None = static(
         None, above=0, help="transitions sampled per transition inserted, instead of replay_ratio"
     )
-
-
-registry.add("part", Sampling)
 
 
 @field_group
@@ -314,7 +312,7 @@ class NStepFields:
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
 
 
-@field_group
+@part_class
 class PrioritizedReplay:
     """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952)."""
 
@@ -339,9 +337,6 @@ class PrioritizedReplay:
         """Return the sampler; it reads initial priorities from the rows' extra `priority`."""
         insertion = "priority" if self.initial == "td_error" else None
         return sources.Prioritized(self.exponent, self.beta, insertion=insertion, eta=self.eta)
-
-
-registry.add("part", PrioritizedReplay)
 
 
 @field_group
@@ -378,7 +373,7 @@ class NStepReplayFields(ReplayFields, NStepFields):
         return {"replay": self.source(n_step=self.n_step)}
 
 
-@field_group
+@part_class
 class Memory:
     """Sequences from a replay."""
 
@@ -389,9 +384,6 @@ class Memory:
         only_with="network.recurrent",
         help="DQN and R2D2: let sequences continue into the next episode; False: they end with their episode",
     )
-
-
-registry.add("part", Memory)
 
 
 @field_group

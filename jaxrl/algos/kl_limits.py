@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import train_state
-from jaxrl.algos.base import Part, field_group, number, part, static
+from jaxrl.algos.base import Part, field_group, number, part, part_class, static
 from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.train_state import TrainState, apply_gradients
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Metrics, Params, Replicas
 from jaxrl.networks.distributions import DiagonalGaussian
@@ -18,7 +18,7 @@ from jaxrl.networks.distributions import DiagonalGaussian
 LEAST_DUAL = -18.0  # before the softplus or the exponential, which map it to 1.5e-8
 
 
-@field_group
+@part_class
 class KLLimits(Part):
     """KL limits of policy updates; temperature and multipliers are learned."""
 
@@ -70,16 +70,13 @@ class KLLimits(Part):
         return duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))
 
 
-@field_group
+@part_class
 class MPOLimits(KLLimits):
     """KL limits of MPO."""
 
     per_dimension: bool = static(
         True, help="continuous actions: limit the KL divergence per action dimension instead of in total"
     )
-
-
-registry.add("part", KLLimits, MPOLimits)
 
 
 @field_group

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos.base import Part, field_group, number
-from jaxrl.core import registry
+from jaxrl.algos.base import Part, number, part_class
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Replicas
 
 
-@field_group
+@part_class
 class KLPenalty(Part):
     """Penalty on the KL divergence from the acting policy to the new one; its weight adapts to a target divergence."""
 
@@ -46,6 +45,3 @@ class KLPenalty(Part):
         raised = jnp.where(divergence > 1.3 * self.target, weight * 1.5, weight)
         adapted = jnp.where(divergence < 0.7 * self.target, weight / 1.5, raised)
         return jnp.clip(adapted, self.initial / 1000, self.initial * 1000)
-
-
-registry.add("part", KLPenalty)

@@ -5,14 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos.base import field_group, number
+from jaxrl.algos.base import number, part_class
 from jaxrl.algos.q_learning import Returns
-from jaxrl.core import registry
 from jaxrl.core.schedules import Scalar
 from jaxrl.networks.q_heads import QuantileReturns
 
 
-@field_group
+@part_class
 class Munchausen:
     """Munchausen targets: soft values, and the scaled log-policy added to the reward."""
 
@@ -58,6 +57,3 @@ def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
     """
     advantage = values - jnp.max(values, axis=-1, keepdims=True)
     return advantage - temperature * jax.nn.logsumexp(advantage / temperature, axis=-1, keepdims=True)
-
-
-registry.add("part", Munchausen)

@@ -17,6 +17,7 @@ from jaxrl.algos.base import (
     network_problems,
     number,
     part,
+    part_class,
     parts,
     required,
     static,
@@ -25,7 +26,7 @@ from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.train_state import TrainState, Variables
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
@@ -73,15 +74,12 @@ class PolicyCarry(struct.PyTreeNode):
     discounted_return: PyTree
 
 
-@field_group
+@part_class
 class WholeEpisodes(Part):
     """Batches of complete episodes instead of rollouts."""
 
     episodes: int = static(25, low=1, help="number of episodes per batch")
     max_length: int = static(1000, low=1, help="maximum number of transitions per episode to learn from")
-
-
-registry.add("part", WholeEpisodes)
 
 
 @field_group

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import q_learning
-from jaxrl.algos.base import field_group, static
+from jaxrl.algos.base import part_class, static
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
-from jaxrl.core import registry
 from jaxrl.networks import CategoricalReturns, QuantileReturns
 
 
-@field_group
+@part_class
 class Pessimism:
     """Reduction over an ensemble of critics: the smallest value, or less pessimistic ones."""
 
@@ -58,9 +57,6 @@ class Pessimism:
     def value(self, values: jax.Array) -> jax.Array:
         """Reduce values [ensemble, ...] over the critics, for the policy's loss."""
         return (jnp.min if self.policy == "min" else jnp.mean)(values, axis=0)
-
-
-registry.add("part", Pessimism)
 
 
 def mean_member(output: Any) -> Any:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos.base import field_group, number, part, required, static
+from jaxrl.algos.base import field_group, number, part, part_class, required, static
 from jaxrl.algos.fields import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -56,7 +56,7 @@ class QState(struct.PyTreeNode):
     updates: jax.Array  # int32
 
 
-@field_group
+@part_class
 class Ladder:
     """Ape-X ladder of epsilons, from the first environment to the last (Horgan et al., 2018, arXiv:1803.00933)."""
 
@@ -70,9 +70,6 @@ class Ladder:
           position: i / (N - 1) for environment i of N.
         """
         return jnp.power(first, 1.0 + self.exponent * position)
-
-
-registry.add("part", Ladder)
 
 
 @field_group

@@ -6,15 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos.base import field_group, static
-from jaxrl.core import registry
+from jaxrl.algos.base import part_class, static
 from jaxrl.core.types import EnvSpec
 
 # Kept when the networks are reset.
 _UNCHANGED = ("statistics", "updates", "return_scale", "policy_loss", "policy_metrics")
 
 
-@field_group
+@part_class
 class Resets:
     """Resets of networks and optimizers; replay, statistics and counts stay (arXiv:2205.07802)."""
 
@@ -53,6 +52,3 @@ def after_reset[State: Any](
     # Other functions fold shard numbers into the same key; no shard has this number.
     key = jax.random.fold_in(key, 2**31 - 1)
     return jax.lax.cond(due, again, lambda same, _: same, state, key)
-
-
-registry.add("part", Resets)

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import normalization
-from jaxrl.algos.base import field_group, number
+from jaxrl.algos.base import number, part_class
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Number
-from jaxrl.core import registry
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import Replicas, TransitionBatch
 
@@ -22,7 +21,7 @@ class ReturnScale(struct.PyTreeNode):
     largest: jax.Array  # float32, the largest absolute return
 
 
-@field_group
+@part_class
 class RewardScale:
     """Division of rewards by the running deviation of discounted returns."""
 
@@ -54,6 +53,3 @@ class RewardScale:
         if self.largest_return is not None:
             factor = jnp.minimum(factor, self.largest_return / jnp.maximum(largest, 1e-8))
         return ReturnScale(statistics, largest), batch.replace(rewards=batch.rewards * factor)
-
-
-registry.add("part", RewardScale)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import q_learning
-from jaxrl.algos.base import Part, field_group, number, part, static
-from jaxrl.core import registry
+from jaxrl.algos.base import Part, field_group, number, part, part_class, static
 from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import PyTree
@@ -35,7 +34,7 @@ class Plan(struct.PyTreeNode):
     value: jax.Array  # of the root under that policy
 
 
-@field_group
+@part_class
 class TreeSearch(Part):
     """Tree search before each action."""
 
@@ -135,9 +134,6 @@ class TreeSearch(Part):
             epsilon = jnp.asarray(self.epsilon, jnp.float32)
             action = q_learning.epsilon_greedy(of_chance, action, mask, epsilon, root.logits.shape[-1])
         return plan.replace(action=action)
-
-
-registry.add("part", TreeSearch)
 
 
 @field_group

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import train_state
-from jaxrl.algos.base import field_group, number, part, static
+from jaxrl.algos.base import field_group, number, part, part_class, static
 from jaxrl.algos.fields import ActorCriticFields
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState, weighted_mean
-from jaxrl.core import registry, spaces
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Replicas, TransitionBatch
 
 
-@field_group
+@part_class
 class Temperature:
     """Weight of a policy's entropy (alpha), fixed or learned."""
 
@@ -86,9 +86,6 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
     if batch.action_mask is not None:
         allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
     return jnp.broadcast_to(fraction * jnp.log(jnp.float32(allowed)), batch.weight.shape)
-
-
-registry.add("part", Temperature)
 
 
 @field_group
