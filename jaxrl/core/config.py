@@ -95,9 +95,8 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
-    variants = getattr(
-        cls, "variants", {}
-    )  # by fields of older versions: the class that those with this field have now
+    # Fields of older versions, and the class that was selected by such a field, if it is a class now.
+    variants = getattr(cls, "variants", {})
     for name, variant in variants.items():
         cls = registry.find(variant) if fields.get(name) is True else cls
     known = {field.name for field in dataclasses.fields(cls)}
