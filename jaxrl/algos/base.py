@@ -392,7 +392,10 @@ def field_problems(algo: "DataclassInstance", name: str = "", usual: Any = None,
             problems += _relation_problems(algo, owner, label, field, value)
         elif not _is_default(value, getattr(usual, field.name, field.default)):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
-        problems += _value_problems(algo, label, field, value)
+        if field.metadata.get("part") is None:
+            problems += _value_problems(label, field, value)
+        elif value is not None:
+            problems += field_problems(value, label, field.default, algo)
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
 
@@ -408,11 +411,9 @@ def _relation_problems(algo: Any, owner: Any, label: str, field: dataclasses.Fie
     return problems
 
 
-def _value_problems(algo: "DataclassInstance", label: str, field: dataclasses.Field, value: Any) -> list[str]:
+def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
     """Explain why the field cannot have this value, regardless of the other fields."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
-    if field.metadata.get("part") is not None:
-        return [] if value is None else field_problems(value, label, field.default, algo)
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]

@@ -150,8 +150,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         error = q_learning.td_loss(
             view.current(output), view.rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
         )[1]
-        error = error.reshape(rollout.timesteps.first.shape)[:-1]
-        return {"priority": error + combined_replay.LEAST_PRIORITY}
+        return {"priority": error.reshape(rollout.timesteps.first.shape)[:-1] + combined_replay.LEAST_PRIORITY}
 
     def update(
         self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -227,10 +226,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             next_returns = self.munchausen.soft_returns(next_output, next_values)
         else:
             if self.double:
-                online_output = view.next(output, online, noise[3])
-                next_values = self.values_of(online_output)
-            best = jnp.argmax(next_values, axis=-1)
-            next_returns = q_learning.returns_of(next_output, best, self.v_min, self.v_max)
+                next_values = self.values_of(view.next(output, online, noise[3]))
+            next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), self.v_min, self.v_max)
         if self.value_rescaling:
             next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
         target = q_learning.n_step_returns(rewards, rows.steps, rows.bootstrap, next_returns, self.gamma)

@@ -117,16 +117,16 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
 
 
 def _with_part(cls, field, switch, was, fields):
-    """Return a configuration's fields with those of an older version that `was` names as one part."""
+    """Return a configuration's fields with those of an older version that `was` names within one part."""
     name, _, value = (switch or field.name).partition("=")
     now, part = fields.get(name), fields.get(field.name)
     number = not isinstance(part, Mapping) or "array" in part or str(part.get("type")).startswith("schedule:")
-    if now is None or not number:
+    own = {was[old]: item for old, item in fields.items() if old in was and (number or old not in _hints(cls))}
+    if not own and (now is None or not number):
         return fields
-    own = {was[old]: item for old, item in fields.items() if old in was}
-    own["type"] = registry.name_of(field.metadata["part"])
-    on = not _fits(None, _hints(cls).get(field.name)) or (now == value if value else now)
-    return {old: item for old, item in fields.items() if old not in (name, *was)} | {field.name: own if on else None}
+    on = not number or not _fits(None, _hints(cls).get(field.name)) or (now == value if value else now)
+    part = ({} if number else part) | own if on else None
+    return {old: item for old, item in fields.items() if old not in (name, *was)} | {field.name: part}
 
 
 def build(cls: Any, values: Mapping[str, Any]) -> Any:

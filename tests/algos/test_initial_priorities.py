@@ -47,7 +47,7 @@ def values_of(algo, actor, rollout):
         )
     )
     for t in range(LENGTH + 1):
-        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x, t=t: x[t : t + 1], rollout.timesteps))
+        inputs = NetworkInputs.of_timesteps(rollout.timesteps[t : t + 1])
         values, carry, _ = apply(inputs, carry)
         found.append(np.asarray(values[0], np.float64))
     return np.stack(found)
@@ -82,19 +82,18 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
     """eta max + (1 - eta) mean over the rows that are learned from, as the ring has it after the first rollouts."""
     algo = resolve_schedules(programs.R2D2, jnp.float32(0.5))
     program = jaxrl.Anakin(NUM_ENVS, devices=1, shards=1).bind(algo, ENV)
-    state = program.start(algo, ENV, 0)
-    state, _ = program.chunk(algo, ENV, state, 1, 100)
+    state, _ = program.chunk(algo, ENV, program.start(algo, ENV, 0), 1, 100)
     held = jax.device_get(state.buffers["replay"])
     priority, extras = held.index.priority[0].reshape(-1, NUM_ENVS), held.ring.rows.extras["priority"].T
-    weight, found = held.ring.rows.weight.T, 0
-    for slot, env in zip(*np.nonzero(priority >= 0), strict=True):
-        assert slot == 0, "sequences begin with rollouts"
-        learned = slice(slot + algo.memory.burn_in, slot + algo.memory.burn_in + algo.memory.length - 1)
+    weight = held.ring.rows.weight.T
+    slots, envs = np.nonzero(priority >= 0)
+    assert not slots.any(), "sequences begin with rollouts"
+    learned = slice(algo.memory.burn_in, algo.memory.burn_in + algo.memory.length - 1)
+    for env in envs:
         errors = extras[learned, env][weight[learned, env]]
         expected = algo.prioritized.eta * errors.max() + (1 - algo.prioritized.eta) * errors.mean()
-        np.testing.assert_allclose(priority[slot, env], expected, rtol=1e-5)
-        found += 1
-    assert found == NUM_ENVS and len(set(priority[0])) == NUM_ENVS
+        np.testing.assert_allclose(priority[0, env], expected, rtol=1e-5)
+    assert len(envs) == NUM_ENVS == len(set(priority[0]))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
