@@ -181,6 +181,10 @@ class ActingFields(NormalizationFields, ActorCriticFields):
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
         return self.noise.initial(self.policy.initial_carry(spec), spec)
 
+    def acting_output(self, actor: ActorState, timestep: TimeStep, carry: Carry, spec: EnvSpec) -> tuple[Any, Carry]:
+        """Return the result of `policy_output`; an algorithm whose policy has other inputs overrides this method."""
+        return policy_output(self.policy, actor, timestep, carry, self.observation_clip, spec)
+
     def act(
         self: Any,
         actor: ActorState,
@@ -191,7 +195,7 @@ class ActingFields(NormalizationFields, ActorCriticFields):
         spec: EnvSpec,
         explore: bool,
     ) -> ActorOutput:
-        output, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        output, memory = self.acting_output(actor, timestep, carry.network, spec)
         if explore:
             carry = self.noise.step(actor, carry, timestep, key)
         action = self._action(output, actor, carry, key, spec.action_space, explore)
