@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.core.sources import Replay, Source, by_priority
+from jaxrl.core.sources import Source, sources_by_priority
 from jaxrl.core.types import Replicas, TransitionBatch
 
 _PARTS = ("replay", "view")
@@ -27,12 +27,6 @@ def concatenate_by_shard(*batches: TransitionBatch, replicas: Replicas) -> Trans
         return jnp.concatenate(parts, axis=1).reshape(-1, *parts[0].shape[2:])
 
     return jax.tree.map(joined, *batches)
-
-
-def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
-    """Return the names of the replays that sample or remove by priority, for which updates must return priorities."""
-    replays = {name: source for name, source in sources.items() if isinstance(source, Replay)}
-    return [name for name, source in replays.items() if by_priority(source.sampler, source.remover)]
 
 
 LEAST_PRIORITY = 1e-6  # added to priorities so that every item stays reachable

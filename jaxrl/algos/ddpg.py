@@ -27,6 +27,7 @@ from jaxrl.algos.resets import Resets, after_reset
 from jaxrl.algos.train_state import TrainState, Variables, polyak_update, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import sources_by_priority
 from jaxrl.core.types import EnvSpec, ModelState, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import CategoricalValues, Critic
 
@@ -91,7 +92,7 @@ class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing,
         following = q_learning.returns_of(jax.tree.map(of_least, output), only, self.v_min, self.v_max)
         target = q_learning.n_step_returns(replay.rewards, replay.steps, replay.bootstrap, following, self.gamma)
         options = self.loss_options
-        if combined_replay.sources_by_priority(self.experience):
+        if sources_by_priority(self.experience):
             options["importance"] = replay.importance
         optimizer = self.critic_optimizer
         return off_policy.critic_step(self.critic, state.critic, optimizer, replay, target, spec, replicas, **options)

@@ -23,7 +23,7 @@ from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QLearningFields, QState, Returns
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack
+from jaxrl.core.sources import FrameStack, sources_by_priority
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -171,7 +171,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             losses, error = q_learning.td_loss(
                 current, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
-            if combined_replay.sources_by_priority(self.experience):
+            if sources_by_priority(self.experience):
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             chosen = jnp.take_along_axis(self.values_of(current), rows.action[:, None], axis=-1)[:, 0]

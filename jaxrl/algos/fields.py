@@ -28,7 +28,6 @@ from jaxrl.core import sources
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.sources import (
     FrameStack,
-    PlainSampler,
     Sampler,
     Sequence,
     Source,
@@ -281,16 +280,14 @@ class ReplayFields:
         """Explain conflicts between the fields, one line each."""
         name, found, sampler = type(self).__name__, [], self.sampling.sampler
         label = f"{name}.sampling.sampler={sampler!r:.120}"
-        known = Sampler if isinstance(self, PrioritizedFields) else PlainSampler
-        if not isinstance(sampler, known | None):
-            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
-            if isinstance(sampler, Sampler):
-                found.append(
-                    f"{label} needs priorities, but {name} returns none; use one of {names}, or another algorithm: "
-                    "DQN, R2D2 or D4PG"
-                )
-            else:
-                found.append(f"{label} is not one of {names} of jaxrl.core.sources, or None")
+        if not isinstance(sampler, Sampler | None):
+            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(Sampler))
+            found.append(f"{label} is not one of {names} of jaxrl.core.sources, or None")
+        elif by_priority(sampler) and not isinstance(self, PrioritizedFields):
+            found.append(
+                f"{label} needs priorities, but {name} returns none; use Uniform(), Fifo() or Lifo(), or another "
+                "algorithm: DQN, R2D2 or D4PG"
+            )
         if isinstance(sampler, sources.Prioritized):
             found += [f"{label}: {line}" for line in sampler.problems()]
         ratio, samples = self.replay_ratio, self.sampling.samples_per_insert

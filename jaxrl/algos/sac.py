@@ -6,7 +6,7 @@ without rewards, it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
     # Fields of older configurations, with the class that their value True selects now.
-    variants: ClassVar[Mapping[str, str]] = dict.fromkeys(("joint_batch", "joint_policy"), "algorithm:crossq")
+    variants = dict.fromkeys(("joint_batch", "joint_policy"), "algorithm:crossq")
 
     tau: Scalar | None = number(
         0.005,

@@ -6,6 +6,7 @@ sequences) and the sampler; `jaxrl.buffers` implements it.
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Literal
 
@@ -135,8 +136,6 @@ class MaxHeap:
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
-# Samplers that do not depend on priorities, for algorithms that do not return priorities.
-PlainSampler = Uniform | Fifo | Lifo
 
 
 def by_priority(*rules: Sampler | None) -> bool:
@@ -350,3 +349,9 @@ def value_problems(settings: Any, prefix: str = "") -> list[str]:
 
 registry.add("sampler", Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)
 registry.add("source", Rollouts, Episodes, Sequence, FrameStack, Replay, View, Dataset)
+
+
+def sources_by_priority(sources: Mapping[str, Source]) -> list[str]:
+    """Return the names of the replays that sample or remove by priority, for which updates must return priorities."""
+    replays = {name: source for name, source in sources.items() if isinstance(source, Replay)}
+    return [name for name, source in replays.items() if by_priority(source.sampler, source.remover)]

@@ -21,7 +21,8 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
-from jaxrl.core.sources import Dataset, Episodes, Prioritized, Replay, Uniform
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Dataset, Episodes, Prioritized, Replay, Uniform, sources_by_priority
 from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, Rollout, SampleInfo
 from jaxrl.parallel import replay_ratio
 from jaxrl.parallel.replicas import SingleReplica
@@ -267,6 +268,12 @@ class Experience:
     ) -> dict[str, ReplayState]:
         """Write the new priorities [batch] of each source's batch to the replays that the items were sampled from."""
         states = dict(states)
+        needed = sources_by_priority(self.algo.experience)
+        if {*needed} != {*priorities}:
+            raise ConfigError(
+                f"{type(self.algo).__name__}.update must return UpdateInfo(metrics, priorities) with priorities for "
+                f"{needed}, which sample or remove by priority, not for {[*priorities]}"
+            )
         for source, values in priorities.items():
             drawn = batches[source].sample_info
             assert drawn is not None  # every batch from a replay has a `SampleInfo`
