@@ -1,6 +1,7 @@
 """Acting of off-policy actor-critics: exploration noise, and random actions before the first update."""
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +13,21 @@ from jaxrl.algos.base import changed, field_group, number, part, part_class, sta
 from jaxrl.algos.fields import ActorCriticFields, NormalizationFields
 from jaxrl.algos.off_policy import LearnerState, Statistics
 from jaxrl.algos.optimizers import Number
-from jaxrl.algos.train_state import TrainState
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    NetworkInputs,
+    PyTree,
+    Replicas,
+    TimeStep,
+    TransitionBatch,
+)
 from jaxrl.networks import Actor, from_unit, to_unit
-
-
-class ActorCriticState(Protocol):
-    """Subset of a learner's state that is needed for acting."""
-
-    @property
-    def policy(self) -> TrainState: ...
-    @property
-    def statistics(self) -> Statistics: ...
-    @property
-    def updates(self) -> jax.Array: ...
-
 
 Drawn = jax.Array | tuple[()]  # correlated, standard normal, [B, n]; () if steps are independent
 
@@ -94,10 +93,17 @@ class GaussianNoise(Noise):
     """Noise that is added to the actions of a deterministic policy."""
 
     std: Scalar = number(
-        0.1, low=0, help="standard deviation of the exploration noise, in units of half the action range"
+        0.1,
+        low=0,
+        only_with="not policy.stochastic",
+        help="standard deviation of the exploration noise, in units of half the action range",
     )
     least_std: Scalar | None = number(
-        None, low=0, at_most="std", help="minimum of a noise level sampled per episode, up to std; None: always std"
+        None,
+        low=0,
+        at_most="std",
+        only_with="not policy.stochastic",
+        help="minimum of a noise level sampled per episode, up to std; None: always std",
     )
 
     def initial(self, network: Carry, spec: EnvSpec) -> ActingCarry:
@@ -173,7 +179,13 @@ class ActingFields(NormalizationFields, ActorCriticFields):
             "updates": jnp.int32(0),
         }
 
-    def actor(self, state: ActorCriticState) -> ActorState:
+    def learning_batch(
+        self: Any, state: LearnerState, batch: Mapping[str, Any], replicas: Replicas
+    ) -> tuple[Statistics, TransitionBatch]:
+        """Return the result of `off_policy.learning_batch` for the batch of an update."""
+        return off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step)
+
+    def actor(self, state: LearnerState) -> ActorState:
         """Return the actor state; actors act randomly until the first update (after the replay's `min_size` steps)."""
         exploration = self.noise.levels() | {"warm_up": state.updates == 0}
         return ActorState(state.policy.params, state.statistics, state.policy.model_state, exploration)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import off_policy, q_learning, regression, soft_policies, train_state
+from jaxrl.algos import off_policy, regression, soft_policies, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, TargetFields
@@ -76,8 +76,8 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         self, state: CQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CQLState, UpdateInfo]:
         optimizer = self.critic_optimizer
-        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
-        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        statistics, replay = self.learning_batch(state, batch, replicas)
+        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
         coefficient = self.coefficient
         if self.lagrange_threshold is not None:

@@ -27,6 +27,8 @@ from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian
 class CrossQ(SAC):
     """SAC without target networks: wide critics with batch renormalization over observations and next observations."""
 
+    removed = {"joint_batch": True, "newest": 0}
+
     learning_rate: Scalar = changed(1e-3)
     tau: Scalar | None = changed(None)
     joint_policy: bool = static(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import off_policy, q_learning, regression, train_state
+from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, PeriodicTargetFields
@@ -49,8 +49,8 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
     def update(
         self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[LearnerState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
-        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        statistics, replay = self.learning_batch(state, batch, replicas)
+        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
 
         next_values = self._policy_values(
             state.policy.target_variables,

@@ -53,9 +53,7 @@ class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing,
         self: Any, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[LearnerState, UpdateInfo]:
         """Take a step of the critics, the policy and the targets (DDPG)."""
-        statistics, replay = off_policy.learning_batch(
-            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
-        )
+        statistics, replay = self.learning_batch(state, batch, replicas)
         critic, fit = self._critic_step(state, replay, self._target_action(state, replay, spec), spec, replicas)
         policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
@@ -143,9 +141,7 @@ class DelayedLearner(DeterministicLearner):
     def update(
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(
-            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
-        )
+        statistics, replay = self.learning_batch(state, batch, replicas)
         keys = off_policy.transition_keys(key, replay, replicas)
         box = spaces.expect(spec.action_space, spaces.Box)
         # Similar actions should have similar values (section 5.3).

@@ -113,7 +113,10 @@ class ActorCriticFields(DiscountFields):
     @property
     def policy_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer at the learning rate of the policy."""
-        rate = self.policy_learning_rate
+        return self.optimizer_at(self.policy_learning_rate)
+
+    def optimizer_at(self, rate: Scalar | None) -> optax.GradientTransformation:
+        """Return the optimizer at a learning rate; None: that of the critics."""
         return self.optimizer(self.learning_rate if rate is None else rate)
 
 
@@ -185,7 +188,7 @@ class Sampling:
     """Sampling of items from a replay, and limits of how often they are sampled."""
 
     sampler: Sampler | None = static(
-        None, help="selection rule for sampling items; None: uniform, or by priority if the replay is prioritized"
+        None, only_with="not prioritized", help="selection rule for sampling items; None: uniform"
     )
     max_times_sampled: int = static(
         0, low=0, help="number of times an item is sampled before it is removed; 0: no limit"
@@ -351,15 +354,6 @@ class PrioritizedFields(ReplayFields):
         help="prioritized experience replay: sample by the last TD error; None: by sampling.sampler",
     )
 
-    def problems(self) -> list[str]:
-        """Explain conflicts between the fields, one line each."""
-        if self.prioritized is None or self.sampling.sampler is None:
-            return []
-        return [
-            f"{type(self).__name__}.prioritized={self.prioritized!r:.80} selects a sampler, but "
-            f"sampling.sampler={self.sampling.sampler!r} is also set; set one of them to None"
-        ]
-
 
 @field_group
 class NStepReplayFields(ReplayFields, NStepFields):
@@ -418,8 +412,11 @@ class CombinedReplayFields(ReplayFields):
     arXiv:1712.01275), the view contains the newest transitions: `View(8, Lifo(), max_times_sampled=1)`.
     """
 
+    removed = {"newest": 0}  # by field of older configurations: the value that changes nothing
+
     view: View | None = static(
         None,
+        only_with="not imitate",
         help="additional part of each batch, sampled from a view of the same rows with its own sampler and remover",
     )
 

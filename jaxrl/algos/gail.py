@@ -93,7 +93,10 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         key, discriminator_key = jax.random.split(key)
         params, model_state = self.discriminator.init(discriminator_key, spec)
         params = {"network": params, "absorbing": jnp.float32(0.0)}
-        return GAILState.of(self.sac.init(key, spec), train_state.create(params, model_state, self._optimizer()))
+        return GAILState.of(
+            self.sac.init(key, spec),
+            train_state.create(params, model_state, self._optimizer),
+        )
 
     def update(
         self, state: GAILState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
@@ -126,7 +129,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
             metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
             return entropy + self.gradient_penalty * penalty, (metrics, model_state)
 
-        discriminator, _, metrics = train_state.gradient(loss, state.discriminator).step(self._optimizer(), replicas)
+        discriminator, _, metrics = train_state.gradient(loss, state.discriminator).step(self._optimizer, replicas)
 
         # The environment's rewards are never read; learned rewards replace those of the batch below.
         variables = Variables(discriminator.params["network"], discriminator.model_state)
@@ -143,9 +146,9 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         """Return the reward, log D - log(1 - D) or -log(1 - D), for logits of D, the probability of a demonstration."""
         return logit if self.reward == "airl" else jax.nn.softplus(logit)
 
+    @property
     def _optimizer(self) -> optax.GradientTransformation:
-        rate = self.discriminator_learning_rate
-        return self.optimizer(self.learning_rate if rate is None else rate)
+        return self.optimizer_at(self.discriminator_learning_rate)
 
 
 def logits(

@@ -69,7 +69,7 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
         self, state: IQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[IQLState, UpdateInfo]:
         optimizer = self.critic_optimizer
-        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
+        statistics, replay = self.learning_batch(state, batch, replicas)
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
         def value_loss(variables):

@@ -75,7 +75,9 @@ class MPOLimits(KLLimits):
     """KL limits of MPO."""
 
     per_dimension: bool = static(
-        True, help="continuous actions: limit the KL divergence per action dimension instead of in total"
+        True,
+        only_with="critic",
+        help="continuous actions: limit the KL divergence per action dimension instead of in total",
     )
 
 

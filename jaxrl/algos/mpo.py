@@ -21,7 +21,7 @@ from jaxrl.algos.fields import (
     SupportFields,
 )
 from jaxrl.algos.kl_limits import KLLimitFields, MPOLimits, decoupled_kl
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import LearnerState
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
@@ -40,14 +40,10 @@ from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaus
 from jaxrl.networks.q_heads import CategoricalReturns
 
 
-class MPOState(struct.PyTreeNode):
+class MPOState(LearnerState):
     """State of the learner."""
 
-    policy: TrainState
-    critic: TrainState
     duals: TrainState  # float32: "temperature" [], "mean" [k] and for boxes "std" [k], before the softplus
-    statistics: Statistics
-    updates: jax.Array  # int32
 
 
 class AllActions(struct.PyTreeNode):
@@ -123,8 +119,8 @@ class MPO(
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
-        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        statistics, replay = self.learning_batch(state, batch, replicas)
+        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
 
         candidates = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
         target = self._target(candidates, replay)
@@ -165,7 +161,7 @@ class MPO(
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
-        return MPOState(policy, critic, duals, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
+        return MPOState(policy, critic, statistics, updates, duals), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _candidates(
         self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec

@@ -52,8 +52,9 @@ class SACState(LearnerState):
 class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
-    # Fields of older configurations, with the class that their value True selects now.
-    variants = dict.fromkeys(("joint_batch", "joint_policy"), "algorithm:crossq")
+    # Of older configurations: a field that selected another class, and values of removed fields that change nothing.
+    variants = {"joint_batch": "algorithm:crossq"}
+    removed = {"joint_batch": False, "joint_policy": False, "newest": 0}
 
     tau: Scalar | None = number(
         0.005,
@@ -79,6 +80,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         RewardScale,
         was={"largest_return": "largest_return"},
         switch="normalize_reward",
+        only_with="not imitate",
         help="divide rewards by the running deviation of discounted returns; None: as they are",
     )
     resets: Resets | None = part(
@@ -91,9 +93,6 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         name = type(self).__name__
         problems = self.actor_critic_problems(spec, stochastic=True, discrete=True, heads=_HEADS, dropout=True)
-        if self.imitate and (self.view or self.reward_scale):
-            what = f"view={self.view} and reward_scale={self.reward_scale}"
-            problems.append(f"{name}.imitate=True does not support views or scaled rewards; {what} must be None")
         if self.imitate and self.recurrent:
             problems.append(f"{name}.imitate=True learns from single transitions; use networks without a core")
         return problems
@@ -137,9 +136,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
     ) -> tuple[SACState, UpdateInfo]:
         if self.imitate:
             batch = {"replay": rewarded(batch, replicas)}
-        statistics, replay = off_policy.learning_batch(
-            state.statistics, batch, self.observation_clip, replicas, n_step=self.n_step
-        )
+        statistics, replay = self.learning_batch(state, batch, replicas)
         return_scale: Any = state.return_scale
         if self.reward_scale is not None:
             return_scale, replay = self.reward_scale.scaled(return_scale, replay, self.gamma, replicas)

@@ -108,5 +108,4 @@ class TemperatureFields(ActorCriticFields):
     @property
     def temperature_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer at the learning rate of the temperature."""
-        rate = self.temperature.learning_rate
-        return self.optimizer(self.learning_rate if rate is None else rate)
+        return self.optimizer_at(self.temperature.learning_rate)

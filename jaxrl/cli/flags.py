@@ -4,6 +4,7 @@ It parses all values, so that all wrong values are reported at once, in the form
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 import shutil
@@ -127,6 +128,12 @@ def option(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
+def as_typed(name: str, text: str) -> list[str]:
+    """Return a flag and its value as typed, for a text that may begin with the field of a part, as in ".length=9"."""
+    field, _, value = text.partition("=") if text.startswith(".") else ("", "", text)
+    return [option(name + field), value]
+
+
 def parse(
     command: str,
     description: str,
@@ -160,9 +167,10 @@ def parse(
             try:
                 found.append(flag.read(text))
             except (ConfigError, ValueError) as error:
-                problems.append(f"{flag.option}: {known_elsewhere(flag, text) or error}")
+                problems.append(f"{as_typed(flag.name, text)[0]}: {known_elsewhere(flag, text) or error}")
         if flag.name in texts and len(found) == len(texts[flag.name]):
-            parsed[flag.name] = tuple(found) if flag.many else found[-1]
+            # All flags of a part change it, one after the other.
+            parsed[flag.name] = tuple(found) if flag.many else functools.reduce(values.then, found)
     return parsed, texts, problems
 
 
@@ -173,7 +181,7 @@ def _texts(command, flags, argv):
     """
     positional = [flag for flag in flags if flag.positional]
     named = {flag.option: (flag, None, "") for flag in flags if not flag.positional}
-    named |= {word: (flag, None, f"{field}=") for flag in flags for word, field in flag.dotted.items()}
+    named |= {word: (flag, None, f".{field}=") for flag in flags for word, field in flag.dotted.items()}
     known = [*named]
     named |= {word: (flag, value, "") for flag in flags for word, value in flag.switches.items()}
     words, texts, problems = [*argv], {}, []
@@ -200,8 +208,7 @@ def _texts(command, flags, argv):
             texts.setdefault(flag.name, []).extend(found)
         elif found or implied or (flag.bare and not field):
             found = [field + text for text in found] or [implied or flag.bare]
-            # A part is changed by all its flags.
-            texts[flag.name] = [":".join([*texts.get(flag.name, ()), *found])] if flag.bare else found
+            texts[flag.name] = texts.get(flag.name, []) + found if flag.bare else found
         else:
             print(f"{name} needs a value; see {command} --help", file=sys.stderr)
             raise SystemExit(2)

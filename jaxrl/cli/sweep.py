@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.cli import environment, multihost, table, training
 from jaxrl.cli.fields import read_field, written
-from jaxrl.cli.flags import option
+from jaxrl.cli.flags import as_typed, option
 from jaxrl.cli.runs import ParsedCommand, grid_environments
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
@@ -170,12 +170,10 @@ def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
     words = ["jaxrl", "train", parsed.algorithm]
     for name, texts in parsed.texts.items():
         if name not in {*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *settings}:
-            words += [option(name), *texts]
-    flags = {flag.name for flag in table.algorithm_flags(parsed.algorithm)[0]}
+            for text in texts:
+                words += as_typed(name, text)
     for name, value in settings.items():
-        text = repr(value) if isinstance(value, float) else written(value)
-        part, _, field = name.partition(".")
-        words += [option(name), text] if name in flags else [option(part), f"{field}={text}"]
+        words += [option(name), repr(value) if isinstance(value, float) else written(value)]
     return shlex.join(words)
 
 

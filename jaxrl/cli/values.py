@@ -129,6 +129,13 @@ def build(value: Any, current: Any = None) -> Any:
     return value.make(current) if isinstance(value, Unmade) else value
 
 
+def then(first: Any, second: Any) -> Any:
+    """Return the value of two flags: the second one, which changes the first one if both are parts."""
+    if not isinstance(second, Unmade):
+        return second
+    return Unmade(lambda current: second.make(build(first, current)))
+
+
 def _schedule(text, current):
     from jaxrl.core import schedules
 
@@ -180,6 +187,9 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_part(parts, text):
+    if text.startswith("."):  # one field of the only part
+        field, _, value = text.removeprefix(".").partition("=")
+        return Unmade(partial(_part, parts[0].made_by, {field: read(parts[0].fields[field], value)}, True))
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
     if name.lower() not in by_name:

@@ -95,12 +95,19 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be created from a file")
-    # Fields of older versions, and the class that was selected by such a field, if it is a class now.
-    variants = getattr(cls, "variants", {})
-    for name, variant in variants.items():
-        cls = registry.find(variant) if fields.get(name) is True else cls
+    cls, fields = _translated(cls, fields)
     known = {field.name for field in dataclasses.fields(cls)}
-    fields = {name: item for name, item in fields.items() if name in known or name not in variants}
+    # Null values of removed fields are ignored.
+    values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
+    return build(cls, values | overrides)
+
+
+def _translated(cls, fields):
+    """Return the class and the fields that a configuration of an older version has now."""
+    for name, variant in vars(cls).get("variants", {}).items():
+        cls = registry.find(variant) if fields.get(name) is True else cls
+    removed = getattr(cls, "removed", {})
+    fields = {name: item for name, item in fields.items() if name not in removed or removed[name] != item}
     for field in dataclasses.fields(cls):
         moved = field.metadata.get(WAS)
         if isinstance(moved, str) and moved in fields:  # another field, which had some of this field's choices
@@ -111,9 +118,7 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
             fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}
-    # Removed fields that were off are ignored.
-    values = {name: decode(item) for name, item in fields.items() if name in known or item not in (None, False)}
-    return build(cls, values | overrides)
+    return cls, fields
 
 
 def _with_part(cls, field, switch, was, fields):

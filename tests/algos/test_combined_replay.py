@@ -99,12 +99,10 @@ def test_a_run_is_the_same_on_any_number_of_devices():
     [
         (jaxrl.DQN(view=View(128)), "DQN.view=View.*items=128.* must be less than batch_size=128"),
         (jaxrl.DQN(view=View(1), network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
-        (jaxrl.R2D2(view=View(1)), "networks without a recurrent core"),
         (jaxrl.DQN(view=View(1), storage="flashbax"), "needs a ring, from which all parts"),
         (jaxrl.SAC(view=View(1, capacity=64, remover=MinHeap())), "needs priorities, but SAC returns none"),
         (jaxrl.DQN(view="lifo"), "DQN.view=.lifo. is not a jaxrl.core.sources.View"),
         (jaxrl.DQN(view=View(0)), "DQN.view=View.*items=0 must be a whole number of at least 1"),
-        (jaxrl.DQN(view=View("4")), "items='4' must be a whole number"),
         (jaxrl.DQN(view=View(4, "lifo")), "sampler='lifo' is not a rule from jaxrl.core.sources"),
         (jaxrl.DQN(view=View(4, Prioritized(exponent=-1.0))), "exponent and beta must be numbers of at least 0"),
         (jaxrl.DQN(view=View(4, remover=MinHeap())), "has no effect without capacity"),
@@ -117,4 +115,10 @@ def test_what_is_refused(algo, words):
 
 def test_demonstrations_without_rewards_have_no_views():
     [found] = ALGORITHMS["sac"].replace(imitate=True, view=View(1)).validate(SPEC, 1, 1)
-    assert "SAC.imitate=True does not support views" in found
+    assert "view=View(items=1) has no effect" in found
+
+
+def test_an_update_without_priorities_is_named(monkeypatch):
+    monkeypatch.setattr(combined_replay, "priorities", lambda *_: {})
+    with pytest.raises(ValueError, match="DQN.update must return .*'replay'"):
+        jaxrl.train(DQN.replace(prioritized=fields.PrioritizedReplay()), ENV, total_steps=256, topology=anakin())

@@ -510,10 +510,7 @@ def test_the_flag_of_a_part_needs_neither_its_name_nor_a_value(words, part):
             ["--prioritized", "linear:0.4:0.6:0.5", "--prioritized", "beta=0.3"],
             {"exponent": Linear(0.4, 0.6, 0.5), "beta": 0.3},
         ),
-        (
-            ["--prioritized.beta", "linear:0.4:1", "--prioritized.exponent=0.7"],
-            {"beta": Linear(0.4, 1.0), "exponent": 0.7},
-        ),
+        (["--prioritized.beta=linear:0.4:1", "--prioritized", "0.6"], {"beta": Linear(0.4, 1.0), "exponent": 0.6}),
         (["--prioritized"], {}),
     ],
 )

@@ -218,3 +218,8 @@ def test_fields_of_older_configurations_are_those_of_parts():
         assert decode(written | {"temperature": number}) == jaxrl.SAC(
             temperature=Temperature(initial=0.1, learned=False)
         )
+
+
+def test_removed_fields_that_were_on_are_refused():
+    refused(lambda: decode(encode(jaxrl.SAC()) | {"newest": 8}), "newest")
+    refused(lambda: decode(encode(jaxrl.CrossQ()) | {"joint_batch": False}), "joint_batch")
