@@ -130,7 +130,7 @@ def option(name: str) -> str:
 
 def as_typed(name: str, text: str) -> list[str]:
     """Return a flag and its value as typed, for a text that may begin with the field of a part, as in ".length=9"."""
-    field, _, value = text.partition("=") if text.startswith(".") else ("", "", text)
+    field, _, value = text.partition("=") if re.match(r"\.\w+=", text) else ("", "", text)
     return [option(name + field), value]
 
 
