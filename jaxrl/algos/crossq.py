@@ -60,12 +60,12 @@ class CrossQ(SAC):
 
         return outputs
 
-    def policy_output(
+    def train_policy(
         self, policy: Variables, batch: TransitionBatch, spec: EnvSpec
     ) -> tuple[TanhGaussian | Categorical, ModelState]:
         """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""
         if not self.joint_policy:
-            return super().policy_output(policy, batch, spec)
+            return super().train_policy(policy, batch, spec)
         there = batch.next_observation, batch.next_action_mask
         observation, mask = both_ends((batch.observation, batch.action_mask), there)
         with off_policy.rows_that_count(batch, ends=2):

@@ -160,7 +160,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         critic, _, fit = found.step(self.critic_optimizer, replicas)
 
         def policy_loss(variables):  # equation 9
-            distribution, model_state = self.policy_output(variables, replay, spec)
+            distribution, model_state = self.train_policy(variables, replay, spec)
             action, log_prob = soft_policies.action_and_log_prob(distribution, own_key, spec)
             ends = replay.observation, action, spec, replay.action_mask
             output = off_policy.evaluate_critic(self.critic, critic.variables, *ends, policy_drop)
@@ -229,7 +229,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
 
         return outputs
 
-    def policy_output(
+    def train_policy(
         self, policy: Variables, batch: TransitionBatch, spec: EnvSpec
     ) -> tuple[TanhGaussian | Categorical, ModelState]:
         """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""

@@ -187,8 +187,8 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_part(parts, text):
-    field, equals, value = text.removeprefix(".").partition("=")
-    if text.startswith(".") and equals and field in parts[0].fields:  # one field of the only part
+    field, _, value = text.removeprefix(".").partition("=")
+    if text.startswith(".") and len(parts) == 1 and field in parts[0].fields:  # one field of the only part
         return Unmade(partial(_part, parts[0].made_by, {field: read(parts[0].fields[field], value)}, True))
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
