@@ -161,9 +161,10 @@ def throughput(asked: TrainRequest) -> list[Task]:
 
     def alone(env, num_envs, **parameters):
         def measure():
-            from resets import compiled
+            from _play import of_jaxrl, plays
 
-            play = compiled(jaxrl.make(env, **parameters), num_envs, 64)
+            made = jaxrl.make(env, **parameters)
+            play = plays(of_jaxrl(made), made.action_space, num_envs, 64)
             return {"steps/s": 64 * num_envs / statistics.median(play() for _ in range(asked.repeats))}
 
         return measure
