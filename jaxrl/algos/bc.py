@@ -89,9 +89,7 @@ class BC(NormalizationFields):
         statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
 
         def loss(variables):
-            output, model_state = off_policy.train_policy(
-                self.policy, variables, replay.observation, spec, replay.action_mask
-            )
+            output, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
             if self.policy.stochastic:
                 losses = -regression.log_likelihood(output, replay.action)
                 best = output.mode()

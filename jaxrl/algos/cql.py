@@ -77,16 +77,16 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
     ) -> tuple[CQLState, UpdateInfo]:
         optimizer = self.critic_optimizer
         statistics, replay = self.learning_batch(state, batch, replicas)
-        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
+        next_key, key = (replay.observation.keys(k, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
         coefficient = self.coefficient
         if self.lagrange_threshold is not None:
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
 
-        observation, mask = replay.next_observation, replay.next_action_mask
-        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
+        following = replay.next_observation
+        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, following, spec)
         value, log_prob, _ = soft_policies.value_and_log_prob(
-            self.critic, state.critic.target_variables, next_policy, observation, mask, next_key, spec
+            self.critic, state.critic.target_variables, next_policy, following, next_key, spec
         )
         if self.entropy_in_target:
             value = value - temperature * log_prob
@@ -117,12 +117,10 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
 
         def policy_loss(variables):
             """Return SAC's loss, or in the first `cloning_updates` updates, one with the likelihood of the data."""
-            with off_policy.rows_that_count(replay):
-                distribution, model_state = off_policy.train_policy(
-                    self.policy, variables, replay.observation, spec, replay.action_mask
-                )
+            with replay.observation.rows_that_count(replay.weight):
+                distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
             value, log_prob, _ = soft_policies.value_and_log_prob(
-                self.critic, critic.variables, distribution, replay.observation, replay.action_mask, key, spec
+                self.critic, critic.variables, distribution, replay.observation, key, spec
             )
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             value = jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)

@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from jaxrl.algos import off_policy
 from jaxrl.algos.acting import Noise
 from jaxrl.algos.base import algorithm, changed, static
-from jaxrl.algos.histories import History
 from jaxrl.algos.off_policy import DropoutKeys
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, ModelState, Network, PyTree, TransitionBatch
+from jaxrl.core.types import EnvSpec, ModelState, Network, TransitionBatch
 from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian
 
 
@@ -66,22 +65,10 @@ class CrossQ(SAC):
         """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""
         if not self.joint_policy:
             return super().train_policy(policy, batch, spec)
-        there = batch.next_observation, batch.next_action_mask
-        observation, mask = both_ends((batch.observation, batch.action_mask), there)
-        with off_policy.rows_that_count(batch, ends=2):
-            distribution, model_state = off_policy.train_policy(self.policy, policy, observation, spec, mask)
+        both = batch.observation.joined(batch.next_observation)
+        with both.rows_that_count(jnp.concatenate([batch.weight] * 2)):
+            distribution, model_state = off_policy.train_policy(self.policy, policy, both, spec)
         return jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution), model_state
-
-
-def both_ends(here: PyTree, there: PyTree) -> PyTree:
-    """Concatenate two trees, whose leaves are arrays [batch, ...] or histories, to [2 * batch, ...]."""
-
-    def joined(a, b):
-        if isinstance(a, History):  # the histories have the same rows but select different ones
-            return a.replace(index=jnp.concatenate([a.index, b.index]))
-        return jnp.concatenate([a, b])
-
-    return jax.tree.map(joined, here, there, is_leaf=lambda x: isinstance(x, History))
 
 
 def joint_outputs(
@@ -103,12 +90,10 @@ def joint_outputs(
     """
     if key is not None:
         key = jnp.concatenate([key, jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)])
-    action = None if next_action is None else batch.action
-    here = batch.observation, action, batch.action_mask
-    there = batch.next_observation, next_action, batch.next_action_mask
-    observation, action, mask = both_ends(here, there)
-    with off_policy.rows_that_count(batch, ends=2):
-        output, model_state = off_policy.train_critic(network, critic, observation, action, spec, mask, key)
+    action = None if next_action is None else jnp.concatenate([batch.action, next_action])
+    both = batch.observation.joined(batch.next_observation)
+    with both.rows_that_count(jnp.concatenate([batch.weight] * 2)):
+        output, model_state = off_policy.train_critic(network, critic, both, action, spec, key)
     size = batch.weight.shape[0]
     here, there = (jax.tree.map(lambda x, part=part: x[:, part], output) for part in (slice(size), slice(size, None)))
     return here, there, model_state

@@ -10,13 +10,12 @@ from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, number, static
 from jaxrl.algos.fields import NStepReplayFields, PeriodicTargetFields
-from jaxrl.algos.off_policy import LearnerState
+from jaxrl.algos.off_policy import Inputs, LearnerState
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
-    PyTree,
     Replicas,
     TransitionBatch,
     UpdateInfo,
@@ -50,13 +49,12 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
         self, state: LearnerState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[LearnerState, UpdateInfo]:
         statistics, replay = self.learning_batch(state, batch, replicas)
-        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
+        next_key, key = (replay.observation.keys(k, replicas) for k in jax.random.split(key))
 
         next_values = self._policy_values(
             state.policy.target_variables,
             state.critic.target_variables,
             replay.next_observation,
-            replay.next_action_mask,
             next_key,
             samples=1,
             reduction="mean",
@@ -86,7 +84,6 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
             policy,
             critic,
             batch.observation,
-            batch.action_mask,
             key,
             samples=self.samples,
             reduction=self.baseline,
@@ -101,8 +98,7 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
         self,
         policy: Variables,
         critic: Variables,
-        observation: PyTree,
-        mask: jax.Array | None,
+        inputs: Inputs,
         key: jax.Array,
         *,
         samples: int,
@@ -113,13 +109,13 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
 
         Box actions are sampled with keys [batch]; for discrete actions, all allowed ones are evaluated.
         """
-        distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
+        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
         if isinstance(spec.action_space, spaces.Discrete):
-            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask), axis=0)
+            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, inputs, None, spec), axis=0)
             return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
         # vmap over the actions only, so that each observation is encoded once.
-        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec))
+        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, inputs, x, spec))
         values = jnp.min(each(actions), axis=1)[..., 0]
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

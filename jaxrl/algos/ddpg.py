@@ -142,7 +142,7 @@ class DelayedLearner(DeterministicLearner):
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
         statistics, replay = self.learning_batch(state, batch, replicas)
-        keys = off_policy.transition_keys(key, replay, replicas)
+        keys = replay.observation.keys(key, replicas)
         box = spaces.expect(spec.action_space, spaces.Box)
         # Similar actions should have similar values (section 5.3).
         smoothed = acting.add_noise(

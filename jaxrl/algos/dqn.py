@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl.algos import combined_replay, q_learning, q_views, train_state
+from jaxrl.algos import combined_replay, histories, q_learning, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, required, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
@@ -33,6 +33,7 @@ from jaxrl.core.types import (
     Replicas,
     Rollout,
     Source,
+    TransitionBatch,
     UpdateInfo,
 )
 from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_network
@@ -143,37 +144,31 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         """Return each row's TD error under the acting parameters, as its initial priority (R2D2, section 2.3)."""
         if not self.prioritized or self.prioritized.initial == "max":
             return {}
-        view = q_views.of_rollout(rollout, self.network, spec, self._n_step)
-        acted = Variables(actor.params, actor.model_state)
-        output, _ = view.output(acted, None, train=False)
-        target = self._target(view, acted, acted, output, [None] * 4)
-        error = q_learning.td_loss(
-            view.current(output), view.rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
-        )[1]
+        rows, acted = histories.of_rollout(rollout, self._n_step), Variables(actor.params, actor.model_state)
+        output, _ = rows.observation.output(self.network, acted, spec, train=False)
+        target = self._target(rows, acted, acted, output, [None] * 4, spec)
+        error = self._td_loss(rows.observation.taken(output), rows, target)[1]
         return {"priority": error.reshape(rollout.timesteps.first.shape)[:-1] + combined_replay.LEAST_PRIORITY}
 
     def update(
         self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[QState, UpdateInfo]:
         drawn = combined_replay.combined_batch(batch, replicas)
-        view = q_views.view(drawn, self.network, spec, self._n_step)
+        rows = histories.transitions(drawn, self._n_step)
         noise = [
             q_learning.transition_keys(k, drawn.sample_info.position.shape[0], replicas)
             for k in jax.random.split(key, 4)
         ]
 
         def loss(online):
-            output, model_state = view.output(online, noise[0], train=True)
-            target = jax.lax.stop_gradient(
-                self._target(view, state.network.variables, state.network.target_variables, output, noise)
-            )
-            current, rows = view.current(output), view.rows
-            losses, error = q_learning.td_loss(
-                current, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
-            )
+            output, model_state = rows.observation.output(self.network, online, spec, noise[0], train=True)
+            learned = state.network.variables, state.network.target_variables
+            target = jax.lax.stop_gradient(self._target(rows, *learned, output, noise, spec))
+            current = rows.observation.taken(output)
+            losses, error = self._td_loss(current, rows, target)
             if sources_by_priority(self.experience):
-                losses = losses * view.importance
-            loss = view.loss(losses, self.time_reduction, replicas)
+                losses = losses * rows.importance
+            loss = rows.observation.loss(losses, rows.weight, self.time_reduction, replicas)
             chosen = jnp.take_along_axis(self.values_of(current), rows.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
@@ -193,7 +188,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        errors = view.priorities(error, jnp.float32((self.prioritized or PrioritizedReplay()).eta))
+        eta = jnp.float32((self.prioritized or PrioritizedReplay()).eta)
+        errors = rows.observation.priorities(error, rows.weight, eta)
         priorities = combined_replay.priorities(errors, self.experience, batch, replicas)
         return QState(network, updates), UpdateInfo(metrics, priorities)
 
@@ -203,30 +199,35 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             return self.n_step
         return 1 if self.munchausen or self.storage == "flashbax" else 3
 
+    def _td_loss(self, output: PyTree, rows: TransitionBatch, target: Returns) -> tuple[jax.Array, jax.Array]:
+        """Return the loss [N] and the priority [N] of each transition; `output` has leaves [N, ...]."""
+        return q_learning.td_loss(output, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber)
+
     def _transformation(self) -> optax.GradientTransformation:
         return clipped(self.optimizer(required(self, "learning_rate")), self.max_grad_norm)
 
     def _target(
         self,
-        view: q_views.Transitions | q_views.Sequences,
+        rows: TransitionBatch,
         online: Variables,
         target_network: Variables,
         output: PyTree,
         noise: list[jax.Array] | list[None],
+        spec: EnvSpec,
     ) -> Returns:
         """Return each transition's target distribution of returns; `output` is the online network's output."""
-        rows, rewards = view.rows, view.rows.rewards
-        target_output, _ = view.output(target_network, noise[1], train=False)
-        next_output = view.next(target_output, target_network, noise[2])
+        rewards, here, there = rows.rewards, rows.observation, rows.next_observation
+        target_output, _ = here.output(self.network, target_network, spec, noise[1], train=False)
+        next_output = there.following(target_output, self.network, target_network, spec, noise[2])
         next_values = self.values_of(next_output)
         if self.munchausen:
-            bonus = self.munchausen.bonus(self.values_of(view.current(target_output)), rows.action)
+            bonus = self.munchausen.bonus(self.values_of(here.taken(target_output)), rows.action)
             # Only the first reward gets the bonus: the replay stores only the first of several actions.
             rewards = rewards.at[:, 0].add(bonus)
             next_returns = self.munchausen.soft_returns(next_output, next_values)
         else:
             if self.double:
-                next_values = self.values_of(view.next(output, online, noise[3]))
+                next_values = self.values_of(there.following(output, self.network, online, spec, noise[3]))
             next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), self.v_min, self.v_max)
         if self.value_rescaling:
             next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))

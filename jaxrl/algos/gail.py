@@ -16,6 +16,7 @@ from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import ReplayFields, TargetFields
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -104,7 +105,8 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         key, pair_key = jax.random.split(key)
         pair_key = q_learning.transition_keys(pair_key, batch["replay"].weight.shape[0], replicas)
         clip, expert = self.observation_clip, batch["demonstrations"]
-        statistics, own = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        statistics, own = off_policy.learning_batch(state.statistics, batch, clip, replicas)
+        own = own.replace(observation=own.observation.current)
         expert = expert.replace(observation=off_policy.normalize_observation(statistics, expert.observation, clip))
 
         def loss(learned):
@@ -157,7 +159,8 @@ def logits(
     """Return the logits [batch] of (observation, action) pairs being demonstrations, and the new model state."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     boxed = None if discrete else action
-    output, model_state = off_policy.train_critic(network, variables, observation, boxed, spec, train=train)
+    inputs = Observations(observation)
+    output, model_state = off_policy.train_critic(network, variables, inputs, boxed, spec, train=train)
     taken = action if discrete else jnp.zeros(action.shape[:1], jnp.int32)
     return q_learning.of_action(output[0], taken)[:, 0], model_state
 

@@ -11,6 +11,7 @@ from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, network_problems, number, static
 from jaxrl.algos.fields import NStepReplayFields, TargetFields
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.off_policy import LearnerState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -19,8 +20,6 @@ from jaxrl.core.types import (
     TRANSITION_INPUTS,
     EnvSpec,
     ModelState,
-    NetworkInputs,
-    PyTree,
     Replicas,
     UpdateInfo,
 )
@@ -99,14 +98,12 @@ class IQL(StochasticActing, TargetFields, NStepReplayFields):
 
 
 def state_value(
-    network: Critic, value: Variables, observation: PyTree, spec: EnvSpec, *, train: bool
+    network: Critic, value: Variables, inputs: Observations, spec: EnvSpec, *, train: bool
 ) -> tuple[jax.Array, ModelState]:
-    """Return V [batch] of observations [batch, ...], and the new model state."""
-    inputs = NetworkInputs.of_transitions(observation)
-    output, model_state = network.apply(
-        value.params, inputs, None, spec=without_choice(spec), model_state=value.model_state, train=train
-    )
-    return output[0, 0, :, 0], model_state
+    """Return V [batch] of observations, and the new model state."""
+    inputs = inputs.replace(action_mask=None)
+    output, model_state = off_policy.train_critic(network, value, inputs, None, without_choice(spec), train=train)
+    return output[0, :, 0], model_state
 
 
 def without_choice(spec: EnvSpec) -> EnvSpec:

@@ -21,7 +21,7 @@ from jaxrl.algos.fields import (
     SupportFields,
 )
 from jaxrl.algos.kl_limits import KLLimitFields, MPOLimits, decoupled_kl
-from jaxrl.algos.off_policy import LearnerState
+from jaxrl.algos.off_policy import Inputs, LearnerState
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
@@ -29,7 +29,6 @@ from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Params,
-    PyTree,
     Replicas,
     Source,
     TransitionBatch,
@@ -120,16 +119,16 @@ class MPO(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
         statistics, replay = self.learning_batch(state, batch, replicas)
-        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
+        next_key, key = (replay.observation.keys(k, replicas) for k in jax.random.split(key))
 
-        candidates = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
+        candidates = self._candidates(state, replay.next_observation, next_key, spec)
         target = self._target(candidates, replay)
         support = self.support
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas, **support
         )
 
-        old = self._candidates(state, replay.observation, replay.action_mask, key, spec)
+        old = self._candidates(state, replay.observation, key, spec)
 
         def mean(x):
             return weighted_mean(x, replay.weight, replicas)
@@ -137,9 +136,7 @@ class MPO(
         def loss(learned: tuple[Params, Params]):
             duals = jax.tree.map(jax.nn.softplus, learned[1])
             variables = state.policy.variables.replace(params=learned[0])
-            new, model_state = off_policy.train_policy(
-                self.policy, variables, replay.observation, spec, replay.action_mask
-            )
+            new, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
             weights = improved(old.values, old.log_prior, jax.lax.stop_gradient(duals["temperature"]))
             fit = mean(old.fit(new, weights))
             divergences = old.divergences(new)
@@ -164,25 +161,25 @@ class MPO(
         return MPOState(policy, critic, statistics, updates, duals), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _candidates(
-        self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec
+        self, state: MPOState, inputs: Inputs, key: jax.Array, spec: EnvSpec
     ) -> AllActions | SampledActions:
         """Return candidate actions of the target policy for observations [batch], valued by the smallest target critic.
 
         The candidates are all actions of a discrete space, or actions sampled from a box with keys [batch].
         """
         policy, critic = state.policy.target_variables, state.critic.target_variables
-        distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
+        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
         if isinstance(spec.action_space, spaces.Discrete):
-            output = off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask)
+            output = off_policy.evaluate_critic(self.critic, critic, inputs, None, spec)
             values, returns = least(output, self.v_min, self.v_max)
             # Forbidden actions have probability 0, and the most negative finite number as their value.
-            allowed = values if mask is None else jnp.where(mask, values, 0.0)
+            allowed = values if inputs.action_mask is None else jnp.where(inputs.action_mask, values, 0.0)
             return AllActions(distribution, allowed, returns, distribution.log_probs())
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
         actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
         # vmap over the actions only, so that each observation is encoded once.
-        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec), out_axes=2)
+        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, inputs, x, spec), out_axes=2)
         output = jax.tree.map(lambda x: x[:, :, :, 0], each(actions))
         values, returns = least(output, self.v_min, self.v_max)
         return SampledActions(distribution, points, values, returns, jnp.full_like(values, -jnp.log(self.samples)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import q_learning, q_views, search, train_state
+from jaxrl.algos import histories, q_learning, search, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
 from jaxrl.algos.fields import DiscountFields, NStepFields, ReplayFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
@@ -153,7 +153,7 @@ class MuZero(TreeSearchFields, ReplayFields, NStepFields, SupportFields, Discoun
         """
         rows, count = drawn.rows, self.unroll_steps + 1
         length, columns = drawn.mask.shape
-        steps = q_views.steps_within(drawn, self.n_step)
+        steps = histories.steps_within(drawn, self.n_step)
         lead = jnp.arange(length * columns, dtype=jnp.int32) + steps.steps * columns
         value = rows.extras["search_value"].reshape(-1)[jnp.minimum(lead, length * columns - 1)]
         returns = q_learning.n_step_target(steps.rewards, steps.steps, steps.bootstrap, value, self.gamma)

@@ -1,6 +1,5 @@
 """Functions shared by the off-policy actor-critics: evaluation of networks, targets, losses and normalization."""
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,19 +9,17 @@ import optax
 from flax import struct
 
 from jaxrl.algos import combined_replay, histories, normalization, q_learning, train_state
-from jaxrl.algos.histories import History
+from jaxrl.algos.histories import Histories, Observations
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.shared_batch import weighted_rows
 from jaxrl.core.types import (
     EnvSpec,
     Metrics,
     ModelState,
     Network,
-    NetworkInputs,
     PyTree,
     Replicas,
     TransitionBatch,
@@ -32,6 +29,7 @@ from jaxrl.networks import (
     Critic,
 )
 
+Inputs = Observations | Histories
 DropoutKeys = tuple[jax.Array | None, jax.Array | None]  # keys [batch] for targets and loss; None: no dropout
 Statistics = RunningStatistics | tuple[()]  # statistics of observations; () if these are not normalized
 
@@ -60,9 +58,6 @@ def normalize_observation(statistics: Statistics, observation: PyTree, clip: Num
     """
     if not isinstance(statistics, RunningStatistics):
         return observation
-    if isinstance(observation, History):
-        normalized = normalize_observation(statistics, observation.inputs.observation, clip)
-        return observation.replace(inputs=observation.inputs.replace(observation=normalized))
     return normalization.normalize(statistics, observation, jnp.inf if clip is None else clip)
 
 
@@ -98,52 +93,37 @@ def normalize_batch(
     """
     if not isinstance(statistics, RunningStatistics):
         return statistics, batch
-    seen = batch.observation
-    if isinstance(seen, History):
-        seen = jax.tree.map(lambda x: x[0], seen.selected.observation)
-    statistics = normalization.update(statistics, seen, batch.weight, replicas)
+    statistics = normalization.update(statistics, batch.observation.current, batch.weight, replicas)
+
+    def normalized(inputs):
+        return inputs.map(lambda x: normalize_observation(statistics, x, clip))
+
     return statistics, batch.replace(
-        observation=normalize_observation(statistics, batch.observation, clip),
-        next_observation=normalize_observation(statistics, batch.next_observation, clip),
+        observation=normalized(batch.observation), next_observation=normalized(batch.next_observation)
     )
 
 
 # --- networks over a batch -------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(
-    network: Network, policy: Variables, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
-) -> Any:
-    """Return the policy's output, leaves [batch, ...], for observations [batch, ...] and action masks [batch, n]."""
-    return train_policy(network, policy, observation, spec, mask, train=False)[0]
+def evaluate_policy(network: Network, policy: Variables, inputs: Inputs, spec: EnvSpec) -> Any:
+    """Return the policy's output, leaves [batch, ...], at the observations of a batch."""
+    return train_policy(network, policy, inputs, spec, train=False)[0]
 
 
 def train_policy(
-    network: Network,
-    policy: Variables,
-    observation: PyTree,
-    spec: EnvSpec,
-    mask: jax.Array | None = None,
-    *,
-    train: bool = True,
+    network: Network, policy: Variables, inputs: Inputs, spec: EnvSpec, *, train: bool = True
 ) -> tuple[Any, ModelState]:
     """Return the output of `evaluate_policy` in training mode (see `types.Network`), and the new model state."""
-    if isinstance(observation, History):
-        return observation.policy(network, policy, spec, train=train)
-    inputs = NetworkInputs.of_transitions(observation, mask)
-    output, _, model_state = network.apply(
-        policy.params, inputs, (), spec=spec, model_state=policy.model_state, train=train
-    )
-    return jax.tree.map(lambda x: x[0], output), model_state
+    return inputs.policy(network, policy, spec, train=train)
 
 
 def evaluate_critic(
     network: Critic,
     critic: Variables,
-    observation: PyTree,
+    inputs: Inputs,
     action: jax.Array | None,
     spec: EnvSpec,
-    mask: jax.Array | None = None,
     key: jax.Array | None = None,
 ) -> Any:
     """Return the critics' output, with leaves [ensemble, batch, actions, ...].
@@ -151,63 +131,26 @@ def evaluate_critic(
     Args:
       network: the ensemble.
       critic: variables of the ensemble.
-      observation: observations [batch, ...].
+      inputs: the observations of a batch.
       action: box actions [batch, n], for which `actions` is 1 in the output; None for discrete actions.
       spec: the environment's spec.
-      mask: action masks [batch, actions], if actions are discrete and some are forbidden.
       key: keys [batch] for dropout; None: no dropout.
     """
-    return train_critic(network, critic, observation, action, spec, mask, key, train=False)[0]
+    return train_critic(network, critic, inputs, action, spec, key, train=False)[0]
 
 
 def train_critic(
     network: Critic,
     critic: Variables,
-    observation: PyTree,
+    inputs: Inputs,
     action: jax.Array | None,
     spec: EnvSpec,
-    mask: jax.Array | None = None,
     key: jax.Array | None = None,
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
     """Return the output of `evaluate_critic` in training mode (see `types.Network`), and the new model state."""
-    if isinstance(observation, History):
-        return observation.critic(network, critic, action, spec, mask, key, train=train)
-    inputs = NetworkInputs.of_transitions(observation, mask)
-    output, model_state = network.apply(
-        critic.params,
-        inputs,
-        None if action is None else action[None],
-        spec=spec,
-        model_state=critic.model_state,
-        train=train,
-        key=key,
-    )
-    return jax.tree.map(lambda x: x[:, 0], output), model_state
-
-
-def rows_that_count(batch: TransitionBatch, ends: int = 1) -> contextlib.AbstractContextManager[None]:
-    """Declare which rows count in layers that normalize over the batch; all rows of histories count.
-
-    Args:
-      batch: transitions; their weights define which rows count.
-      ends: number of copies of the rows in the batch that the layers see, such as 2 with next observations.
-    """
-    if isinstance(batch.observation, History):
-        return contextlib.nullcontext()
-    return weighted_rows(jnp.concatenate([batch.weight] * ends))
-
-
-def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) -> jax.Array:
-    """Return keys [batch], one for each transition, independent of the number of devices."""
-    if not isinstance(batch.observation, History):
-        return q_learning.transition_keys(key, batch.weight.shape[0], replicas)
-    columns = batch.observation.columns
-    of_columns = q_learning.transition_keys(key, columns, replicas)
-    row = jnp.arange(batch.weight.shape[0] // columns, dtype=jnp.uint32)
-    folded = jax.vmap(lambda n: jax.vmap(lambda k: jax.random.fold_in(k, n))(of_columns))(row)
-    return folded.reshape((-1, *folded.shape[2:]))
+    return inputs.critic(network, critic, action, spec, key, train=train)
 
 
 def dropout_keys(
@@ -220,7 +163,7 @@ def dropout_keys(
     if not network.dropout:
         return (None, None), None
     keys = jax.random.split(jax.random.fold_in(key, 3), 3)
-    of_target, of_loss, of_policy = (transition_keys(k, batch, replicas) for k in keys)
+    of_target, of_loss, of_policy = (batch.observation.keys(k, replicas) for k in keys)
     return (of_target, of_loss), of_policy
 
 
@@ -268,7 +211,7 @@ def critic_loss(
       options: the keyword arguments of `output_loss`.
     """
     boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
-    output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
+    output, model_state = train_critic(network, critic, batch.observation, boxed, spec)
     loss, fit = output_loss(output, batch, target, spec, replicas, **options)
     return loss, (fit, model_state)
 

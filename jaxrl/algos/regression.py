@@ -50,7 +50,7 @@ def taken_values(network: Critic, critic: Variables, batch: TransitionBatch, spe
     """Return the smallest critic's values [batch] of the actions that were taken."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     taken = None if discrete else batch.action
-    output = off_policy.evaluate_critic(network, critic, batch.observation, taken, spec, batch.action_mask)
+    output = off_policy.evaluate_critic(network, critic, batch.observation, taken, spec)
     values = jnp.min(output, axis=0)
     return jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0] if discrete else values[:, 0]
 
@@ -78,9 +78,7 @@ def policy_step(
     """
 
     def loss(variables):
-        distribution, model_state = off_policy.train_policy(
-            network, variables, batch.observation, spec, batch.action_mask
-        )
+        distribution, model_state = off_policy.train_policy(network, variables, batch.observation, spec)
         likelihood = log_likelihood(distribution, batch.action)
         loss = weighted_mean(-jax.lax.stop_gradient(weights) * likelihood, batch.weight, replicas)
         metrics = {

@@ -16,6 +16,7 @@ from flax import struct
 from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, soft_policies, train_state
 from jaxrl.algos.base import algorithm, changed, number
 from jaxrl.algos.fields import SupportFields
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.kl_limits import step_log
 from jaxrl.algos.minibatches import MinibatchFields
 from jaxrl.algos.on_policy import PolicyCarry, RolloutFields, Statistics
@@ -116,7 +117,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         timestep = self.preprocess(timestep)
         inputs = on_policy.network_inputs(timestep, actor.statistics, self.observation_clip)
         policy = train_state.Variables(actor.params, actor.model_state)
-        distribution = off_policy.evaluate_policy(self.policy, policy, inputs.observation, spec, inputs.action_mask)
+        inputs = Observations(inputs.observation, inputs.action_mask)
+        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
         discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = carry.replace(discounted_return=discounted)
         if not explore:
@@ -157,14 +159,15 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
         def of_timestep(x):
             """Return the policy, its soft value, and the critic's features of one sampled action, all [B, ...]."""
-            number, observation, mask = x
+            number, seen = x
             keys = jax.vmap(lambda k: jax.random.fold_in(k, number))(env_keys)
-            distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
-            value, log_prob, output = self._value(critic, distribution, observation, mask, keys, spec)
+            distribution = off_policy.evaluate_policy(self.policy, policy, seen, spec)
+            value, log_prob, output = self._value(critic, distribution, seen, keys, spec)
             return distribution, value - temperature * log_prob, getattr(output, "features", None)
 
         temperature = self.temperature.weight(state.log_temperature)
-        moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
+        observations = Observations(inputs.observation, inputs.action_mask)
+        moments = jnp.arange(length + 1, dtype=jnp.int32), observations
         distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
         # Rewards include the entropy of each row's action: subtracting it from the observation's return results in the
         # action's return.
@@ -176,7 +179,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         if features is not None:
             extras["next_features"] = jnp.moveaxis(features, 1, 2)[1:]  # [T, B, ensemble, features]
         return TransitionBatch(
-            observation=jax.tree.map(lambda x: x[:-1], inputs.observation),
+            observation=jax.tree.map(lambda x: x[:-1], observations),
             action=rows.action,
             rewards=reward[..., None],
             steps=jnp.ones_like(rows.weight, jnp.int32),
@@ -190,7 +193,6 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
     def _step(self, learned, rows: TransitionBatch, key, spec, replicas):
         """Take steps of the critic, then of the policy, temperature and penalty, on a minibatch [batch, ...]."""
         policy, critic, log_temperature, log_penalty = learned
-        observation, mask = rows.observation, rows.action_mask
         target = rows.extras["target"][:, None]
         target = Returns(target, jnp.ones_like(target))
 
@@ -199,7 +201,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
         def critic_loss(variables):
             action = None if isinstance(spec.action_space, spaces.Discrete) else rows.action
-            output, model_state = off_policy.train_critic(self.critic, variables, observation, action, spec, mask)
+            output, model_state = off_policy.train_critic(self.critic, variables, rows.observation, action, spec)
             loss, fit = off_policy.output_loss(output, rows, target, spec, replicas, **self.support)
             if "next_features" not in rows.extras:
                 return loss, (fit.metrics, model_state)
@@ -214,8 +216,8 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
         def policy_loss(variables):
-            distribution, model_state = off_policy.train_policy(self.policy, variables, observation, spec, mask)
-            value, log_prob, _ = self._value(critic.variables, distribution, observation, mask, key, spec)
+            distribution, model_state = off_policy.train_policy(self.policy, variables, rows.observation, spec)
+            value, log_prob, _ = self._value(critic.variables, distribution, rows.observation, key, spec)
             divergence = rows.extras["policy"].kl(distribution)
             # Rows above the limit only pull the policy back towards the old one.
             loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))

@@ -141,10 +141,9 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         if self.reward_scale is not None:
             return_scale, replay = self.reward_scale.scaled(return_scale, replay, self.gamma, replicas)
         drop, policy_drop = off_policy.dropout_keys(self.critic, key, replay, replicas)
-        next_key, own_key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
+        next_key, own_key = (replay.observation.keys(k, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
-        seen = replay.next_observation, spec, replay.next_action_mask
-        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, *seen)
+        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
         next_action, next_log_prob = soft_policies.action_and_log_prob(next_policy, next_key, spec)
         outputs = self.critic_outputs(state.critic, replay, next_action, drop, spec)
 
@@ -162,8 +161,8 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         def policy_loss(variables):  # equation 9
             distribution, model_state = self.train_policy(variables, replay, spec)
             action, log_prob = soft_policies.action_and_log_prob(distribution, own_key, spec)
-            ends = replay.observation, action, spec, replay.action_mask
-            output = off_policy.evaluate_critic(self.critic, critic.variables, *ends, policy_drop)
+            seen = replay.observation, action, spec, policy_drop
+            output = off_policy.evaluate_critic(self.critic, critic.variables, *seen)
             values = self.pessimism.value(q_learning.action_values(output, self.v_min, self.v_max))
             value = soft_policies.policy_value(distribution, values)
             loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
@@ -218,13 +217,12 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
           spec: the environment's spec.
         """
         slow = critic.variables if self.tau is None else critic.target_variables
-        ends = batch.next_observation, next_action, spec, batch.next_action_mask
-        there = off_policy.evaluate_critic(self.critic, slow, *ends, drop[0])
-        here = batch.observation, None if next_action is None else batch.action, spec, batch.action_mask
+        there = off_policy.evaluate_critic(self.critic, slow, batch.next_observation, next_action, spec, drop[0])
+        here = batch.observation, None if next_action is None else batch.action, spec, drop[1]
 
         def outputs(variables):
-            with off_policy.rows_that_count(batch):
-                output, model_state = off_policy.train_critic(self.critic, variables, *here, drop[1])
+            with batch.observation.rows_that_count(batch.weight):
+                output, model_state = off_policy.train_critic(self.critic, variables, *here)
             return output, there, model_state
 
         return outputs
@@ -233,8 +231,8 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         self, policy: Variables, batch: TransitionBatch, spec: EnvSpec
     ) -> tuple[TanhGaussian | Categorical, ModelState]:
         """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""
-        with off_policy.rows_that_count(batch):
-            return off_policy.train_policy(self.policy, policy, batch.observation, spec, batch.action_mask)
+        with batch.observation.rows_that_count(batch.weight):
+            return off_policy.train_policy(self.policy, policy, batch.observation, spec)
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:

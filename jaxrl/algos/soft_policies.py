@@ -15,7 +15,7 @@ from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
-from jaxrl.core.types import EnvSpec, PyTree, TransitionBatch
+from jaxrl.core.types import EnvSpec, TransitionBatch
 from jaxrl.networks import Categorical, Critic, TanhGaussian
 
 
@@ -37,8 +37,7 @@ def value_and_log_prob(
     network: Critic,
     critic: Variables,
     distribution: Categorical | TanhGaussian,
-    observation: PyTree,
-    mask: jax.Array | None,
+    inputs: off_policy.Inputs,
     key: jax.Array,
     spec: EnvSpec,
     *,
@@ -51,7 +50,7 @@ def value_and_log_prob(
     discrete actions. `v_min` and `v_max` are the ends of the support of a categorical head.
     """
     action, log_prob = action_and_log_prob(distribution, key, spec)
-    output = off_policy.evaluate_critic(network, critic, observation, action, spec, mask)
+    output = off_policy.evaluate_critic(network, critic, inputs, action, spec)
     values = jnp.min(q_learning.action_values(output, v_min, v_max), axis=0)
     return policy_value(distribution, values), log_prob, output
 

@@ -8,7 +8,7 @@ from helpers.continuous import BOX, NETWORKS, SMALL, SPEC, critic_values, transi
 from scipy.special import logsumexp
 
 import jaxrl
-from jaxrl.algos import cql
+from jaxrl.algos import cql, histories
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.networks import Critic
@@ -26,8 +26,9 @@ def test_the_estimate_over_a_box_is_the_integral():
     @jax.jit
     def estimate(key):
         keys, policy = jax.random.split(key, 2), state.policy.variables
-        drawn = cql.proposals(algo.policy, policy, batch, keys, algo.samples, SPEC)
-        return cql.soft_maximum(algo.critic, Variables(params), batch, *drawn, SPEC)
+        replay = histories.transitions(batch)
+        drawn = cql.proposals(algo.policy, policy, replay, keys, algo.samples, SPEC)
+        return cql.soft_maximum(algo.critic, Variables(params), replay, *drawn, SPEC)
 
     unit = (np.arange(60) + 0.5) / 30 - 1
     grid = np.stack(np.meshgrid(unit, unit), axis=-1).reshape(-1, 1, 2)

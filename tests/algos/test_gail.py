@@ -14,6 +14,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import gail
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.temperature import Temperature
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -132,7 +133,7 @@ def preference(reward, absorbing):
 
     resolved = resolve_schedules(algo, jnp.float32(0))
     state = learned(initial(algo, CHOICE))
-    values = gail.off_policy.evaluate_critic(algo.critic, state.critic.variables, ones[:1], None, CHOICE)
+    values = gail.off_policy.evaluate_critic(algo.critic, state.critic.variables, Observations(ones[:1]), None, CHOICE)
     return float(values.mean(axis=0)[0] @ jnp.asarray([1.0, -1.0]))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BOX, SPEC
-from helpers.programs import assert_equal, plain
+from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import acting, histories, off_policy
@@ -56,30 +56,6 @@ def sequences(seed=0):
     rows = rows.replace(weight=weight & (np.arange(ROWS) >= BURN_IN)[:, None])
     batch = SequenceBatch(rows, timesteps, np.ones(shape, bool), carry, None, BURN_IN)
     return jax.tree.map(jnp.asarray, batch)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_transitions_are_those_of_a_loop(n_step):
-    batch = sequences()
-    rows, found = plain(batch.rows), plain(histories.transitions(batch, n_step))
-    for t in range(LEARNED):
-        for column in range(COLUMNS):
-            n, rewards, bootstrap, at = t * COLUMNS + column, [], True, t
-            counts = bool(rows.weight[t + BURN_IN, column]) and t < LEARNED - 1
-            while counts and len(rewards) < n_step and at < LEARNED - 1:
-                row = (at + BURN_IN, column)
-                rewards.append(rows.reward[row])
-                at += 1
-                if rows.terminated[row] or rows.truncated[row]:
-                    bootstrap = not rows.terminated[row]
-                    break
-            assert found.weight[n] == counts
-            assert found.steps[n] == len(rewards) and found.bootstrap[n] == bootstrap
-            np.testing.assert_array_equal(found.rewards[n], rewards + [0.0] * (n_step - len(rewards)))
-            np.testing.assert_array_equal(found.action[n], rows.action[t + BURN_IN, column])
-            assert found.observation.index[n] == n
-            assert found.next_observation.index[n] == at * COLUMNS + column
 
 
 def step_by_step(apply, timesteps, carry):

@@ -83,12 +83,9 @@ class JointSAC(StochasticActing, ReplayFields):
 
         def critic_loss(variables):
             """Both ends in one pass; no gradient through the next values."""
-            both = jax.tree.map(
-                lambda *ends: jnp.concatenate(ends),
-                (replay.observation, replay.action),
-                (replay.next_observation, next_action),
-            )
-            output, model_state = off_policy.train_critic(self.critic, variables, *both, spec)
+            both = replay.observation.joined(replay.next_observation)
+            actions = jnp.concatenate([replay.action, next_action])
+            output, model_state = off_policy.train_critic(self.critic, variables, both, actions, spec)
             values, next_values = jnp.split(output[..., 0], 2, axis=1)
             soft = jnp.min(next_values, axis=0) - self.temperature * next_log_prob
             target = off_policy.expected_target(replay, soft, self.gamma).atoms[:, 0]
@@ -104,7 +101,7 @@ class JointSAC(StochasticActing, ReplayFields):
         def policy_loss(variables):
             distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
             value, log_prob, _ = value_and_log_prob(
-                self.critic, critic.variables, distribution, replay.observation, None, key, spec
+                self.critic, critic.variables, distribution, replay.observation, key, spec
             )
             loss = weighted_mean(self.temperature * log_prob - value, replay.weight, replicas)
             return loss, (loss, model_state)

@@ -10,6 +10,7 @@ import jaxrl
 from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC, initial, transitions
 from helpers.oracle import close
 from jaxrl.algos import off_policy
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -53,7 +54,7 @@ def choices(seed=3):
 
 
 def policy_output(algo, params, observation, spec=SPEC, mask=None):
-    return off_policy.evaluate_policy(algo.policy, Variables(params), observation, spec, mask)
+    return off_policy.evaluate_policy(algo.policy, Variables(params), Observations(observation, mask), spec)
 
 
 same = functools.partial(close, tolerance=1e-6)

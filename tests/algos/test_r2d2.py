@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
-from jaxrl.algos import q_learning, q_views
+from jaxrl.algos import histories, q_learning
 from jaxrl.algos.fields import Memory
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.train_state import Variables
@@ -93,27 +93,29 @@ def moves(batch, n):
 @given(st.integers(0, 10_000), st.integers(1, 5), st.booleans())
 def test_the_transitions_of_sequences_are_those_of_loops(seed, n, discounted):
     batch = sequences(seed, discounted=discounted)
-    view = q_views.Sequences.of(batch, NETWORK, SPEC, n)
+    found = histories.transitions(batch, n)
     expected = moves(batch, n)
-    weight = np.asarray(view.rows.weight).reshape(LENGTH, BATCH)
+    weight = np.asarray(found.weight).reshape(LENGTH, BATCH)
     assert {(int(i), int(j)) for i, j in zip(*np.nonzero(weight), strict=True)} == set(expected)
     for (row, column), (rewards, steps, bootstrap) in expected.items():
         i = row * BATCH + column
-        assert view.rows.steps[i] == steps and view.rows.bootstrap.dtype == (jnp.float32 if discounted else bool)
-        np.testing.assert_allclose(view.rows.bootstrap[i], bootstrap, rtol=1e-5)
-        np.testing.assert_allclose(view.rows.rewards[i, : len(rewards)], rewards, rtol=1e-5 if discounted else 1e-7)
-        assert not view.rows.rewards[i, len(rewards) :].any()
-        assert view.rows.action[i] == batch.rows.action[BURN_IN + row, column]
+        assert found.steps[i] == steps and found.bootstrap.dtype == (jnp.float32 if discounted else bool)
+        np.testing.assert_allclose(found.bootstrap[i], bootstrap, rtol=1e-5)
+        np.testing.assert_allclose(found.rewards[i, : len(rewards)], rewards, rtol=1e-5 if discounted else 1e-7)
+        assert not found.rewards[i, len(rewards) :].any()
+        assert found.action[i] == batch.rows.action[BURN_IN + row, column]
+        assert found.observation.index[i] == i and found.next_observation.index[i] == i + steps * BATCH
 
 
 @pytest.mark.long
 def test_outputs_are_those_of_the_network_stepped_by_hand():
     batch = sequences(3)
     params, _ = NETWORK.init(jax.random.key(0), SPEC)
-    view = q_views.view(batch, NETWORK, SPEC, 2)
-    output, model_state = view.output(Variables(params), None, train=True)
+    found = histories.transitions(batch, 2)
+    output, model_state = found.observation.output(NETWORK, Variables(params), SPEC, train=True)
     assert model_state == ()
-    current, following = view.current(output), view.next(output, Variables(params), None)
+    current = found.observation.taken(output)
+    following = found.next_observation.following(output, NETWORK, Variables(params), SPEC, None)
     carry, values = batch.carry.network, []
     for row in range(BURN_IN + LENGTH):
         moment = jax.tree.map(lambda x, row=row: x[row : row + 1], batch.timesteps)
@@ -136,7 +138,8 @@ def test_no_gradient_goes_into_the_burn_in():
             timesteps=batch.timesteps.replace(observation=observation, first=jnp.zeros_like(batch.rows.first)),
             carry=batch.carry.replace(network=carry),
         )
-        return jnp.sum(q_views.view(changed, NETWORK, SPEC, 1).output(Variables(params), None, train=True)[0])
+        history = histories.transitions(changed).observation
+        return jnp.sum(history.output(NETWORK, Variables(params), SPEC, train=True)[0])
 
     value = total(batch.timesteps.observation, batch.carry.network)
     assert value != total(batch.timesteps.observation, batch.carry.network + 1.0), "but the carry is used"
@@ -147,12 +150,12 @@ def test_no_gradient_goes_into_the_burn_in():
 @pytest.mark.long
 def test_a_sequences_priority_is_mixed_of_its_largest_and_its_mean_error():
     batch = sequences(5)
-    view = q_views.view(batch, NETWORK, SPEC, 1)
-    error = np.random.default_rng(0).uniform(0, 1, view.rows.weight.shape).astype(np.float32)
-    got = view.priorities(jnp.asarray(error), 0.9)
+    found = histories.transitions(batch)
+    error = np.random.default_rng(0).uniform(0, 1, found.weight.shape).astype(np.float32)
+    got = found.observation.priorities(jnp.asarray(error), found.weight, 0.9)
     columns = np.arange(error.size) % BATCH
     for column in range(BATCH):
-        mine = error[(columns == column) & np.asarray(view.rows.weight)]
+        mine = error[(columns == column) & np.asarray(found.weight)]
         np.testing.assert_allclose(got[column], 0.9 * mine.max() + 0.1 * mine.mean(), rtol=1e-5)
 
 
