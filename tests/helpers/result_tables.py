@@ -158,52 +158,39 @@ def _interrupted() -> str:
 
 def _highlights() -> str:
     """README's figures, each with the command that makes its record."""
-    solved = min(_worst(f"defaults-cartpole-{algo}") for algo in CARTPOLE)
-    acrobot, pendulum = _worst("defaults-acrobot-ppo"), _worst("defaults-pendulum-ppo")
     speed = {row["work"]: row for row in _read("throughput")["rows"]}
-    against = ["jaxrl train / rejax", "jaxrl / rejax, each with one thread"]
-    few = _times(speed["PPO CartPole, 4"][name] for name in against)
-    many = _times(speed[f"PPO CartPole, {envs}"][against[0]] for envs in (64, 2048))
-    sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl train / rejax"))
+    single = speed["PPO CartPole, 4"]["jaxrl / rejax, each with one thread"]
+    many, sweep = (speed[f"PPO CartPole, {work}"]["jaxrl train / rejax"] for work in ("64", "64, 8 seeds"))
     host = {row["task"]: row["jaxrl / SB3"] for row in _read("host")["rows"] if "jaxrl / SB3" in row}
     took = _read("replay")["microseconds"]
-    theirs = (took[f"flashbax, prioritized{more}"] for more in ("", ", priorities depend on weights"))
-    prioritized = _times(microseconds / took["ours, prioritized"] for microseconds in theirs)
-    uniform = _times([took["flashbax, uniform"] / took["ours, uniform"]])
+    replays = (took[f"flashbax, {kind}"] / took[f"ours, {kind}"] for kind in ("prioritized", "uniform"))
     breakout = _read("learning-defaults-minatar-breakout-ppo")
     [scores] = breakout["rows"]
-    each = _each(scores["scores"], ".1f")
-    script = "`.venv/bin/python benchmarks/{}.py`".format
     lines = [
         [
-            f"score of the worst seed with default settings: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds; "
-            "PPO on Acrobot; PPO on Pendulum, 5 seeds",
-            f"{solved:.0f}; {acrobot:.0f}; {pendulum:.0f}",
-            "`.venv/bin/python benchmarks/zoo.py --row NAME`, with the names in the [zoo](docs/zoo.md)",
+            f"return of the worst of 50 runs: {', '.join(CARTPOLE).upper()} on CartPole, 10 seeds each",
+            f"{min(_worst(f'defaults-cartpole-{algo}') for algo in CARTPOLE):.0f} of 500",
+            "`benchmarks/zoo.py`",
         ],
         [
-            "PPO on MinAtar Breakout with default settings, 10M steps, 3 seeds: mean; each seed; published",
-            f"{scores['mean']:.1f}; {each}; {breakout['published']}",
+            "mean return of 3 runs: PPO on MinAtar Breakout, 10M steps",
+            f"{scores['mean']:.1f} (gymnax: {breakout['published'].split()[0]})",
             f"`{breakout['run']}`",
         ],
         [
-            "speed of PPO on CartPole relative to rejax: 4 environments (jaxrl with one thread, rejax with two); 4 "
-            "(one thread each); 64 and 2048 environments (two threads each)",
-            f"{few}; {many}",
-            script("throughput"),
-        ],
-        ["speed of a sweep of 8 seeds: relative to one seed; relative to rejax under `vmap`", sweep, "the same"],
-        [
-            "speed of PPO with EnvPool relative to Stable-Baselines3, which steps 8 Gymnasium environments in its own "
-            "process: CartPole with 128 EnvPool environments; HalfCheetah with 32",
-            _times(host[f"PPO in {name}"] for name in ("CartPole-v1", "HalfCheetah-v4")),
-            script("host"),
+            "speed relative to rejax: PPO on CartPole, 4 environments (one thread each), 64, 64 with 8 seeds",
+            ", ".join(f"{ratio:.2f}" for ratio in (single, many, sweep)),
+            "`benchmarks/throughput.py`",
         ],
         [
-            "speed of a replay buffer of 1M transitions relative to flashbax: prioritized; prioritized, if new "
-            "priorities depend on the weights; uniform",
-            f"{prioritized}; {uniform}",
-            "`.venv/bin/python benchmarks/replay.py --repeats 100`",
+            "speed relative to SB3: PPO on CartPole, 128 environments of EnvPool",
+            f"{host['PPO in CartPole-v1']:.2f}",
+            "`benchmarks/host.py`",
+        ],
+        [
+            "speed relative to flashbax: prioritized and uniform replay of 1M transitions",
+            " and ".join(f"{ratio:.2f}" for ratio in replays),
+            "`benchmarks/replay.py`",
         ],
     ]
     return table("measurement | figure | command", lines)
@@ -317,10 +304,6 @@ def _gallery() -> str:
         score = f"{found['return_mean']:.4g} ± {found['return_std']:.2g} over {found['episodes']} episodes"
         lines.append([picture, f"**{part['what']}**: {score.replace('-', chr(0x2212))}. `{part['run']}`"])
     return table("|", lines)
-
-
-def _times(ratios: Iterable[float]) -> str:
-    return "; ".join(f"{ratio:.2f} times" for ratio in ratios)
 
 
 def _worst(name: str) -> float:
