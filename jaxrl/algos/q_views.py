@@ -60,7 +60,6 @@ class Transitions(struct.PyTreeNode):
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
         """Return this device's share of the mean of `losses` [N]; `reduction` is unused, as there is no time axis."""
-        del reduction
         return weighted_mean(losses, self.rows.weight, replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
