@@ -74,7 +74,7 @@ def part(
     """Declare a part of an algorithm, a field group with its own equations; None disables it.
 
     Args:
-      kind: the part's class.
+      kind: the part's class; an instance of a registered base class is converted to it.
       default: None, or an instance; then None is allowed only if the annotation contains it.
       was: the part's fields, by the names that they had as fields of the algorithm in older configurations.
       switch: a field of older configurations only, such as "sequence_length"; None: the field of the part's own name. A
@@ -151,6 +151,9 @@ def _check_parts_and_hold_functions(algo: "DataclassInstance") -> None:
         if kind := field.metadata.get("part"):
             if isinstance(value, kind) or (optional := _takes_none(field)) and value is None:
                 continue
+            if registry.name_of(type(value)) and issubclass(kind, type(value)):  # of a base class, with fewer fields
+                object.__setattr__(algo, field.name, kind(**vars(value)))
+                continue
             what = f"{type(algo).__name__}.{field.name}={value!r:.80} is not {kind.__name__}(...)"
             raise ConfigError(what + ", or None" * optional)
         if field.metadata.get("pytree_node", True) and callable(value) and jax.tree_util.all_leaves([value]):
@@ -172,6 +175,7 @@ def field_group[T](cls: type[T]) -> type[T]:
 def part_class[T](cls: type[T]) -> type[T]:
     """Turn a class into a part of algorithms: a group of fields, registered by its lower-case name."""
     made = field_group(cls)
+    _explain_unknown_fields(made)
     registry.add("part", made)
     return made
 
@@ -211,9 +215,7 @@ def _explain_unknown_fields(cls: Any) -> None:
     @functools.wraps(original)
     def init(self, *arguments, **fields):
         if arguments:
-            raise ConfigError(
-                f"{cls.__name__} takes keyword arguments only, such as {cls.__name__}(learning_rate=1e-3)"
-            )
+            raise ConfigError(f"{cls.__name__} takes keyword arguments only, of the form learning_rate=1e-3")
         try:
             original(self, **fields)
         except TypeError:
@@ -224,11 +226,15 @@ def _explain_unknown_fields(cls: Any) -> None:
 
 
 def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
-    """Raise a ConfigError if a class lacks one of these fields."""
+    """Raise a ConfigError if a class lacks one of these fields, which names its subclasses that have them."""
     known = [field.name for field in dataclasses.fields(cls)]
     kinds = {field.name: kind for field in dataclasses.fields(cls) if (kind := field.metadata.get("part"))}
     listed = known + [f"{name}.{field.name}" for name, kind in kinds.items() for field in dataclasses.fields(kind)]
-    if wrong := [str(unknown(f"field of {cls.__name__}", name, listed)) for name in fields if name not in known]:
+    wrong = []
+    for name in [name for name in fields if name not in known]:
+        having = " or ".join(f"use {sub.__name__}(...)" for sub in cls.__subclasses__() if hasattr(sub, name))
+        wrong += unknown(f"field of {cls.__name__}", name, listed, having).problems
+    if wrong:
         raise ConfigError(wrong)
 
 

@@ -6,24 +6,21 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl.algos import combined_replay, histories, q_learning, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, required, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, part, static
 from jaxrl.algos.fields import (
     CombinedReplayFields,
-    Memory,
+    DistributionFields,
     MemoryFields,
     PrioritizedFields,
-    PrioritizedReplay,
-    SupportFields,
+    TargetPeriodFields,
 )
 from jaxrl.algos.munchausen import Munchausen
-from jaxrl.algos.optimizers import clipped
-from jaxrl.algos.q_learning import QLearningFields, QState, Returns
+from jaxrl.algos.q_learning import QLearningFields, QMemory, QPrioritizedReplay, QState, Returns
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, sources_by_priority
+from jaxrl.core.sources import FrameStack, Sequence, sources_by_priority
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -41,8 +38,12 @@ from jaxrl.networks.torsos import has_images
 
 
 @algorithm
-class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, QLearningFields):
+class DQN(
+    PrioritizedFields, CombinedReplayFields, MemoryFields, TargetPeriodFields, DistributionFields, QLearningFields
+):
     """Deep Q-learning with replay and a target network; its head predicts expected values or distributions."""
+
+    has_target = True
 
     learning_rate: Scalar | None = number(
         None, above=0, help="learning rate; None: linear decay from 1e-3 to 0, or 2.5e-4 for images"
@@ -66,13 +67,9 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         only_with="network.head=actionvalues",
         help="Huber threshold of the TD error, above which the loss is linear; None: squared error",
     )
-    quantile_huber: Scalar = number(
-        1.0,
-        above=0,
-        only_with="network.head=quantilevalues or network.head=implicitquantilevalues",
-        help="Huber threshold of the quantile loss, above which it is linear",
+    quantile_huber: Scalar = changed(
+        1.0, only_with="network.head=quantilevalues or network.head=implicitquantilevalues"
     )
-    target_period: int = static(100, low=1, help="gradient updates between target network updates")
     double: bool = static(True, help="double DQN: the online network selects the next action")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different magnitudes")
     munchausen: Munchausen | None = part(
@@ -80,7 +77,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         was={"munchausen_scale": "scale", "munchausen_temperature": "temperature", "munchausen_clip": "clip"},
         help="soft targets, with the scaled log-policy added to the reward; None: standard targets",
     )
-    memory: Memory = changed(Memory(length=16, burn_in=0), only_with="network.recurrent")
+    prioritized: QPrioritizedReplay | None = changed(None, part=QPrioritizedReplay)
+    memory: QMemory = changed(QMemory(length=16, burn_in=0), part=QMemory, only_with="network.recurrent")
     time_reduction: Literal["mean", "sum"] = static(
         "mean",
         choices=("mean", "sum"),
@@ -120,6 +118,11 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
         return problems
 
     @property
+    def sequence(self) -> Sequence:
+        end = "continue" if self.memory.cross_episodes else "truncate"
+        return dataclasses.replace(super().sequence, end=end)
+
+    @property
     def experience(self) -> Mapping[str, Source]:
         return self.combined_sources(
             self.source(
@@ -129,10 +132,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
                 n_step=self._n_step,
             )
         )
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
-        network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
-        return QState(network, jnp.int32(0))
 
     def noise_keys(self, key: jax.Array) -> jax.Array:
         return jax.vmap(lambda k: jax.random.fold_in(k, 1))(key)
@@ -179,7 +178,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             return loss, ((metrics, error), model_state)
 
         found = train_state.gradient(loss, state.network)
-        network, norm, (metrics, error) = found.step(self._transformation(), replicas)
+        network, norm, (metrics, error) = found.step(self.transformation, replicas)
         updates = state.updates + 1
         tau = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         network = train_state.polyak_update(network, tau)
@@ -188,7 +187,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
             "epsilon": jnp.asarray(self.epsilon),
             "learning_rate": jnp.asarray(self.learning_rate),
         }
-        eta = jnp.float32((self.prioritized or PrioritizedReplay()).eta)
+        eta = jnp.float32((self.prioritized or QPrioritizedReplay()).eta)
         errors = rows.observation.priorities(error, rows.weight, eta)
         priorities = combined_replay.priorities(errors, self.experience, batch, replicas)
         return QState(network, updates), UpdateInfo(metrics, priorities)
@@ -202,9 +201,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, MemoryFields, SupportFields, 
     def _td_loss(self, output: PyTree, rows: TransitionBatch, target: Returns) -> tuple[jax.Array, jax.Array]:
         """Return the loss [N] and the priority [N] of each transition; `output` has leaves [N, ...]."""
         return q_learning.td_loss(output, rows.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber)
-
-    def _transformation(self) -> optax.GradientTransformation:
-        return clipped(self.optimizer(required(self, "learning_rate")), self.max_grad_norm)
 
     def _target(
         self,

@@ -105,8 +105,6 @@ class Dreamer(MemoryFields, DiscountFields):
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self)
-        if not self.memory.cross_episodes:
-            problems.append("Dreamer.memory.cross_episodes=False: Dreamer's sequences continue into the next episode")
         for leaf in spaces.leaves(spec.action_space):
             if isinstance(leaf, spaces.Box) and not (leaf.bounded and (leaf.low < leaf.high).all()):
                 problems.append(f"Dreamer needs bounded actions, but {spec.name} has {leaf!r}; use PPO")

@@ -130,11 +130,17 @@ class TargetFields:
 
 
 @field_group
-class PeriodicTargetFields(TargetFields):
+class TargetPeriodFields:
+    """Target networks that are updated every `target_period` updates."""
+
+    target_period: int = static(100, low=1, help="gradient updates between target network updates")
+
+
+@field_group
+class PeriodicTargetFields(TargetFields, TargetPeriodFields):
     """Target networks that are replaced every `target_period` updates."""
 
     tau: Scalar = changed(1.0)
-    target_period: int = static(100, low=1, help="gradient updates between target network updates")
 
 
 _SUPPORT = "critic.head=categoricalvalues or critic.head=selfpredictivevalues"
@@ -252,12 +258,12 @@ class ReplayFields:
           frame_stack: frame stacking of the observations.
           n_step: number of rewards summed before bootstrapping.
         """
-        items = self.batch_size if batch_size is None else batch_size
+        items = batch_size or self.batch_size
         return Replay(
             capacity=self.capacity,
             batch_size=items,
             min_size=self.min_size,
-            rollout_length=1 if self.rollout_length is None else self.rollout_length,
+            rollout_length=self.rollout_length or 1,
             replay_ratio=self._updates_per_step(items * (1 if sequence is None else sequence.length - 1)),
             n_step=n_step,
             sequence=sequence,
@@ -277,7 +283,7 @@ class ReplayFields:
         """Return the number of updates per environment step, if each update samples `transitions` transitions."""
         if (samples := self.sampling.samples_per_insert) is not None:
             return samples / max(transitions, 1)
-        return 1.0 if self.replay_ratio is None else self.replay_ratio  # `problems` reports if both are None
+        return self.replay_ratio or 1.0  # `problems` reports if both are None
 
     def problems(self) -> list[str]:
         """Explain conflicts between the fields, one line each."""
@@ -316,27 +322,15 @@ class NStepFields:
 class PrioritizedReplay:
     """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952)."""
 
+    removed = {"eta": 0.9, "initial": "max"}
+
     exponent: Scalar = number(0.5, low=0, help="exponent of the priorities (alpha)")
     beta: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="exponent of the importance weights (beta)")
-    eta: Scalar = number(
-        0.9,
-        low=0,
-        high=1,
-        only_with="network.recurrent",
-        help="DQN and R2D2: weight of the maximum TD error in a sequence's priority; the mean has the remaining weight",
-    )
-    initial: Literal["max", "td_error"] = static(
-        "max",
-        choices=("max", "td_error"),
-        only_with="network",
-        help="DQN and R2D2: priority of new items, the largest so far or based on the actor's TD errors",
-    )
 
     @property
     def sampler(self) -> sources.Prioritized:
-        """Return the sampler; it reads initial priorities from the rows' extra `priority`."""
-        insertion = "priority" if self.initial == "td_error" else None
-        return sources.Prioritized(self.exponent, self.beta, insertion=insertion, eta=self.eta)
+        """Return the sampler."""
+        return sources.Prioritized(self.exponent, self.beta)
 
 
 @field_group
@@ -368,13 +362,10 @@ class NStepReplayFields(ReplayFields, NStepFields):
 class Memory:
     """Sequences from a replay."""
 
+    removed = {"cross_episodes": True}
+
     length: int = static(17, low=2, help="time steps per sequence; the last one is only used for bootstrapping")
     burn_in: int = static(8, low=0, help="steps before each sequence, only used to warm up the recurrent states")
-    cross_episodes: bool = static(
-        True,
-        only_with="network.recurrent",
-        help="DQN and R2D2: let sequences continue into the next episode; False: they end with their episode",
-    )
 
 
 @field_group
@@ -393,9 +384,7 @@ class MemoryFields(ReplayFields):
     @property
     def sequence(self) -> Sequence:
         """Return the settings of sequences that these fields describe."""
-        length = 1 if self.rollout_length is None else self.rollout_length
-        end = "continue" if self.memory.cross_episodes else "truncate"
-        return Sequence(self.memory.length, length, end, self.memory.burn_in, stored_carry=True)
+        return Sequence(self.memory.length, self.rollout_length or 1, burn_in=self.memory.burn_in, stored_carry=True)
 
     def steps_per_update(self, num_envs: int) -> int:
         """Return the steps per environment for one update; recurrent networks default to a quarter of a sequence."""

@@ -6,12 +6,11 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl.algos import returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
 from jaxrl.algos.minibatches import MinibatchFields, steps_over_minibatches
-from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
+from jaxrl.algos.optimizers import Optimizer, RAdam
 from jaxrl.algos.q_learning import QLearningFields, QState
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
@@ -73,9 +72,6 @@ class PQN(MinibatchFields, QLearningFields):
         # no off-policy correction.
         return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
-        return QState(train_state.create(*self.network.init(key, spec), self._transformation()), jnp.int32(0))
-
     def update(
         self, state: QState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[QState, UpdateInfo]:
@@ -105,16 +101,13 @@ class PQN(MinibatchFields, QLearningFields):
 
         def step(network, indices):
             found = train_state.gradient(loss, network, *divided.take(indices))
-            network, norm, metrics = found.step(self._transformation(), replicas)
+            network, norm, metrics = found.step(self.transformation, replicas)
             return network, metrics | {"gradient_norm": norm}
 
         network, metrics = steps_over_minibatches(step, state.network, divided.indices)
         metrics = replicas.mean(metrics)
         metrics |= {"epsilon": jnp.asarray(self.epsilon), "learning_rate": jnp.asarray(self.learning_rate)}
         return QState(network, state.updates + 1), UpdateInfo(metrics)
-
-    def _transformation(self) -> optax.GradientTransformation:
-        return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
 
     def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
         """Return Q(lambda) returns [T, B], computed with the parameters before the update."""

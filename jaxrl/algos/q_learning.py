@@ -4,19 +4,21 @@ A *return distribution* consists of atoms and their probabilities, `[batch, K]` 
 has K fixed atoms and QR-DQN K equally likely ones, so the same code computes targets for all three.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxrl.algos import train_state
 from jaxrl.algos.base import field_group, number, part, part_class, required, static
-from jaxrl.algos.fields import DiscountFields
-from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.fields import DiscountFields, Memory, PrioritizedReplay
+from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.train_state import TrainState, weighted_mean
-from jaxrl.core import spaces
+from jaxrl.core import sources, spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -72,6 +74,41 @@ class Ladder:
         return jnp.power(first, 1.0 + self.exponent * position)
 
 
+@part_class
+class QMemory(Memory):
+    """Sequences from a replay of a Q-learner, which may end with their episode."""
+
+    cross_episodes: bool = static(
+        True,
+        only_with="network.recurrent",
+        help="let sequences continue into the next episode; False: they end with their episode",
+    )
+
+
+@part_class
+class QPrioritizedReplay(PrioritizedReplay):
+    """Prioritized replay of a Q-learner: of sequences, and with initial priorities (Kapturowski et al., 2019)."""
+
+    eta: Scalar = number(
+        0.9,
+        low=0,
+        high=1,
+        only_with="network.recurrent",
+        help="weight of the maximum TD error in a sequence's priority; the mean has the remaining weight",
+    )
+    initial: Literal["max", "td_error"] = static(
+        "max",
+        choices=("max", "td_error"),
+        help="priority of new items, the largest so far or based on the actor's TD errors",
+    )
+
+    @property
+    def sampler(self) -> sources.Prioritized:
+        """Return the sampler; it reads initial priorities from the rows' extra `priority`."""
+        insertion = "priority" if self.initial == "td_error" else None
+        return dataclasses.replace(super().sampler, insertion=insertion, eta=self.eta)
+
+
 @field_group
 class QLearningFields(DiscountFields):
     """Q-network, its optimizer, and epsilon-greedy exploration."""
@@ -88,6 +125,17 @@ class QLearningFields(DiscountFields):
     )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     network: Network = static(QNetwork())
+
+    has_target = False  # whether the state has a target network
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """Return the optimizer with clipping of the gradients."""
+        return clipped(self.optimizer(required(self, "learning_rate")), self.max_grad_norm)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> QState:
+        network = train_state.create(*self.network.init(key, spec), self.transformation, target=self.has_target)
+        return QState(network, jnp.int32(0))
 
     def values_of(self, output: Any) -> jax.Array:
         """Return the expected values [..., actions] from the network's output."""

@@ -4,9 +4,8 @@ from typing import Literal
 
 from jaxrl.algos.base import algorithm, changed
 from jaxrl.algos.dqn import DQN
-from jaxrl.algos.fields import Memory, PrioritizedReplay
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.algos.q_learning import Ladder
+from jaxrl.algos.q_learning import Ladder, QMemory, QPrioritizedReplay
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Network
 from jaxrl.networks import LSTM, ActionValues, QNetwork
@@ -21,11 +20,11 @@ class R2D2(DQN):
     epsilon: Scalar = changed(0.4)
     ladder: Ladder | None = changed(Ladder())
     max_grad_norm: Scalar | None = changed(80.0)
-    prioritized: PrioritizedReplay | None = changed(PrioritizedReplay(exponent=0.9, beta=0.6, initial="td_error"))
+    prioritized: QPrioritizedReplay | None = changed(QPrioritizedReplay(exponent=0.9, beta=0.6, initial="td_error"))
     target_period: int = changed(2500)
     n_step: int = changed(5, help="number of rewards summed before bootstrapping")
     value_rescaling: bool = changed(True)
-    memory: Memory = changed(Memory(length=81, burn_in=40), only_with=None)
+    memory: QMemory = changed(QMemory(length=81, burn_in=40), only_with=None)
     time_reduction: Literal["mean", "sum"] = changed("sum", only_with=None)
     capacity: int = changed(1_000_000)
     min_size: int = changed(50_000)

@@ -71,14 +71,14 @@ class Flag:
     @property
     def bare(self) -> str:
         """The value of the flag of an algorithm's part if none is given: the part with its defaults; "" for others."""
-        names = [part.name for part in self.kind.parts if str(part.made_by).startswith(("part:", "exploration:"))]
-        return names[0] if names else ""
+        made_by = ("part:", "exploration:")
+        return next((part.name for part in self.kind.parts if str(part.made_by).startswith(made_by)), "")
 
     @property
-    def dotted(self) -> dict[str, str]:
-        """The flags of the fields of an algorithm's part, such as `--memory.burn-in`, and the names of the fields."""
-        fields = self.kind.parts[0].fields if self.bare and len(self.kind.parts) == 1 else ()
-        return {option(f"{self.name}.{field}"): field for field in fields}
+    def dotted(self) -> dict[str, "Flag"]:
+        """The flags of the fields of an algorithm's part, such as `--memory.burn-in`, by the names of the fields."""
+        fields = self.kind.parts[0].fields if self.bare and len(self.kind.parts) == 1 else {}
+        return {field: Flag(f"{self.name}.{field}", kind) for field, kind in fields.items()}
 
     @property
     def usage(self) -> str:
@@ -180,10 +180,11 @@ def _texts(command, flags, argv):
     An argument after an unknown flag is treated as that flag's value.
     """
     positional = [flag for flag in flags if flag.positional]
-    named = {flag.option: (flag, None, "") for flag in flags if not flag.positional}
-    named |= {word: (flag, None, f".{field}=") for flag in flags for word, field in flag.dotted.items()}
+    typed = [(flag, "", flag) for flag in flags if not flag.positional]
+    typed += [(flag, f".{field}=", own) for flag in flags for field, own in flag.dotted.items()]
+    named = {own.option: (flag, None, field) for flag, field, own in typed}
     known = [*named]
-    named |= {word: (flag, value, "") for flag in flags for word, value in flag.switches.items()}
+    named |= {word: (flag, value, field) for flag, field, own in typed for word, value in own.switches.items()}
     words, texts, problems = [*argv], {}, []
     while words:
         word = words.pop(0)
@@ -207,7 +208,7 @@ def _texts(command, flags, argv):
         elif many:
             texts.setdefault(flag.name, []).extend(found)
         elif found or implied or (flag.bare and not field):
-            found = [field + text for text in found] or [implied or flag.bare]
+            found = [field + text for text in found or [implied or flag.bare]]
             texts[flag.name] = texts.get(flag.name, []) + found if flag.bare else found
         else:
             print(f"{name} needs a value; see {command} --help", file=sys.stderr)

@@ -54,10 +54,12 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     if preset is not None and preset["algorithm"] != name.lower():
         other = next(iter(table.algorithm_flags(preset["algorithm"])[1]))
         raise ConfigError(f"preset {preset['defaults']['preset']} is for {other}, not for {name}")
-    what = [helps.pop(title)]
+    what = [_COMPILES] * (command == "compile") + [helps.pop(title)]
     what += [] if preset is None else [f"Settings: {preset['source']}"]
-    what += ["Numbers can be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."]
-    what = [_COMPILES, *what] if command == "compile" else what
+    what += [
+        "Numbers can be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5; --PART.FIELD sets a "
+        "field of a part."
+    ]
     others = table.command_flags(command)
     changes: dict[str, dict[str, Any]] = {}
     if any(flag.name == "dataset" for flag in others):  # required by algorithms that learn from one

@@ -83,14 +83,20 @@ def kind_of(annotation: Any) -> Kind:
 
 def metavar(kind: Kind) -> str:
     """Return the placeholder of a value in the help."""
-    names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
-    names |= {
+    names = {
+        "bool": "True|False",
+        "int": "N",
+        "float": "NUMBER",
+        "path": "PATH",
+        "text": "TEXT",
+        "ints": "N,N,...",
         "floats": "NUMBER,NUMBER,...",
         "texts": "TEXT,TEXT,...",
         "number": "NUMBER|SCHEDULE",
         "part": "|".join(part.name for part in kind.parts) if len(kind.parts) != 1 else ":".join(kind.parts[0].fields),
+        "network": "NAME",
+        "function": "NAME",
     }
-    names |= {"network": "NAME", "function": "NAME"}
     return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
 
 
@@ -190,11 +196,14 @@ def _read_part(parts, text):
     field, _, value = text.removeprefix(".").partition("=")
     if text.startswith(".") and len(parts) == 1 and field in parts[0].fields:  # one field of the only part
         return Unmade(partial(_part, parts[0].made_by, {field: read(parts[0].fields[field], value)}, True))
+    usage = "use " + " or ".join(part.usage() for part in parts)
+    if text.lower() == "none":
+        raise ConfigError(f"this part cannot be None, which would switch it off; {usage}")
     name, *words = text.split(":")
     by_name = {part.name: part for part in parts}
     if name.lower() not in by_name:
         if len(parts) > 1 or not ("=" in name or _fits(next(iter(parts[0].fields.values())), name)):
-            raise unknown("part", name, by_name, "use " + " or ".join(part.usage() for part in parts))
+            raise unknown("part", name, by_name, usage)
         name, words = parts[0].name, [name, *words]  # the name of the only part may be omitted
     part = by_name[name.lower()]
     fields = list(part.fields)

@@ -117,7 +117,9 @@ def _translated(cls, fields):
         elif isinstance(moved, tuple):
             fields = _with_part(cls, field, *moved, fields)
         if isinstance(part := fields.get(field.name), Mapping) and (kind := field.metadata.get("part")):
-            fields = {**fields, field.name: part if "opaque" in part else {"type": registry.name_of(kind), **part}}
+            # A part without a type, or of a base class, is read as the class that the field declares.
+            if "opaque" not in part and part.get("type") in [None, *map(registry.name_of, kind.__mro__)]:
+                fields = {**fields, field.name: {**part, "type": registry.name_of(kind)}}
     return cls, fields
 
 

@@ -80,56 +80,39 @@ class NonFiniteError(JaxrlError):
     """Error for NaN or Inf in training; the message names the leaf and the step."""
 
 
-# Names of settings in Stable-Baselines3, CleanRL and purejaxrl that differ from jaxrl's.
+# Settings of Stable-Baselines3, CleanRL, purejaxrl and older versions, and the setting or algorithm in their place if
+# its name is not similar.
 _ELSEWHERE = {
     "anneal_lr": "learning_rate",
     "buffer_size": "capacity",
     "clip_coef": "clip",
     "clip_eps": "clip",
     "clip_range": "clip",
-    "clip_range_vf": "clip_value",
-    "clip_vloss": "clip_value",
     "dual_learning_rate": "kl_limits.learning_rate",
-    "ent_coef": "entropy_cost",
-    "env_id": "env",
     "exploration_noise": "noise.std",
     "exploration_fraction": "epsilon",
     "gradient_steps": "replay_ratio",
     "importance_exponent": "prioritized.beta",
     "initial_penalty": "kl_penalty.initial",
     "initial_priorities": "prioritized.initial",
-    "kl_cutoff_cost": "kl_penalty.cutoff_cost",
-    "kl_target": "kl_penalty.target",
-    "ladder_exponent": "ladder.exponent",
+    "joint_batch": "CrossQ",
     "learn_temperature": "temperature.learned",
     "learning_starts": "min_size",
     "least_noise": "noise.least_std",
     "lr": "learning_rate",
-    "max_episode_length": "whole_episodes.max_length",
-    "n_envs": "num_envs",
-    "n_epochs": "epochs",
     "n_steps": "rollout_length",
     "net_arch": "network",
     "newest": "view",
-    "noise_clip": "target_noise_clip",
-    "noise_correlation": "noise.correlation",
-    "noise_hold": "noise.hold",
-    "norm_adv": "normalize_advantage",
     "normalize_reward": "reward_scale",
-    "num_minibatches": "minibatches",
     "num_steps": "rollout_length",
     "objective": "kl_penalty",
-    "policy_frequency": "policy_delay",
     "policy_kwargs": "network",
     "policy_lr": "policy_learning_rate",
     "policy_noise": "target_noise",
     "policy_value": "pessimism.policy",
-    "priority_eta": "prioritized.eta",
-    "priority_exponent": "prioritized.exponent",
     "q_lr": "learning_rate",
     "remover": "view",
     "replay_memory": "storage",
-    "reset_at": "resets.at",
     "sequence_length": "memory.length",
     "target_critics": "pessimism.sampled",
     "target_entropy": "temperature.target",
@@ -137,11 +120,8 @@ _ELSEWHERE = {
     "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
     "target_value": "pessimism.target",
-    "temperature_learning_rate": "temperature.learning_rate",
-    "total_timesteps": "total_steps",
     "train_freq": "replay_ratio",
     "train_frequency": "replay_ratio",
-    "update_epochs": "epochs",
     "vf_coef": "value_cost",
 }
 
@@ -156,16 +136,17 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
       listing: further hint, such as where all names are listed; may be empty.
     """
     known = sorted(known)
-    lowered = {k.lower(): k for k in known}
+    plain = {k.lower().lstrip("-").replace("-", "_"): k for k in known}
+    typed = name.lower().lstrip("-").replace("-", "_")
     # First, names that end with `name` as a whole part: "update/entropy" for "entropy".
-    end = name.lstrip("-")
-    within = [k for k in known if end and re.search(rf"[/:._-]{re.escape(end)}$", k, re.IGNORECASE)]
-    similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    within = [k for p, k in plain.items() if re.search(rf"[/:._]{re.escape(typed)}$", p)]
+    similar = [plain[c] for c in difflib.get_close_matches(typed, plain, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]
-    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
-    named = [k for k in known if here and k.lower().lstrip("-").replace("-", "_") == here]
-    if named:
-        hint = f"in jaxrl: {named[0]!r}"
+    here = _ELSEWHERE.get(typed, "")
+    if here in plain:
+        hint = f"in jaxrl: {plain[here]!r}"
+    elif here[:1].isupper():
+        hint = f"in jaxrl, it is the algorithm {here!r}"
     elif close:
         hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
     elif not known:

@@ -50,12 +50,17 @@ class Constant(Schedule):
 
 
 @struct.dataclass
-class Linear(Schedule):
-    """Linear interpolation from `start` to `end`, which is reached at progress `until` and kept afterwards."""
+class _Interpolation(Schedule):
+    """Interpolation from `start` to `end`, which is reached at progress `until` and kept afterwards."""
 
     start: Number
     end: Number
     until: Number = 1.0
+
+
+@struct.dataclass
+class Linear(_Interpolation):
+    """Linear interpolation from `start` to `end`, which is reached at progress `until` and kept afterwards."""
 
     def __call__(self, progress: Number) -> jax.Array:
         done = _fraction(progress, self.until)
@@ -63,12 +68,8 @@ class Linear(Schedule):
 
 
 @struct.dataclass
-class Cosine(Schedule):
+class Cosine(_Interpolation):
     """Half-cosine decay from `start` to `end`, reached at progress `until` and kept afterwards (arXiv:1608.03983)."""
-
-    start: Number
-    end: Number
-    until: Number = 1.0
 
     def __call__(self, progress: Number) -> jax.Array:
         done = 0.5 - 0.5 * jnp.cos(jnp.float32(math.pi) * _fraction(progress, self.until))
@@ -76,12 +77,8 @@ class Cosine(Schedule):
 
 
 @struct.dataclass
-class Exponential(Schedule):
+class Exponential(_Interpolation):
     """Exponential decay or growth from `start` > 0 to `end` > 0, reached at progress `until` and kept afterwards."""
-
-    start: Number
-    end: Number
-    until: Number = 1.0
 
     def __call__(self, progress: Number) -> jax.Array:
         done = _fraction(progress, self.until)

@@ -42,15 +42,19 @@ def bounded_size(space: spaces.Space) -> int:
     return action_size(space, "tanh")
 
 
+def _bounds(action, space):
+    return (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
+
+
 def to_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
     """Rescale actions `[..., n]` of a bounded box to [-1, 1], so that `low` becomes -1 and `high` becomes 1."""
-    low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
+    low, high = _bounds(action, space)
     return (action - low) / (0.5 * (high - low)) - 1.0
 
 
 def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
     """Invert `to_unit`; values outside [-1, 1] are clipped to the box."""
-    low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
+    low, high = _bounds(action, space)
     return jnp.clip(low + (high - low) * (0.5 * (action + 1.0)), low, high)
 
 

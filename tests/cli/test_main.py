@@ -520,6 +520,11 @@ def test_flags_of_a_part_change_only_what_they_name(words, part):
     assert read(["r2d2", *RUN[1:], *words], jaxrl.R2D2())[1].prioritized == usual.replace(**part)
 
 
+def test_a_boolean_of_a_part_needs_no_value():
+    for word, crosses in {"--memory.cross-episodes": True, "--memory.no-cross-episodes": False}.items():
+        assert read(["r2d2", *RUN[1:], word], jaxrl.R2D2())[1].memory.cross_episodes == crosses
+
+
 def test_the_command_of_a_search_sets_the_fields_of_parts():
     given = runs.ParsedCommand("tune", "sac", {}, {"temperature": ["initial=0.1"]}, {})
     words = shlex.split(train_command(given, {"temperature.learning_rate": 0.001, "policy.widths": (8, 8)}))[2:]

@@ -212,7 +212,8 @@ def test_fields_of_older_configurations_are_those_of_parts():
 
         own = jaxrl.DQN(munchausen=OwnMunchausen(scale=0.5))
         assert there_and_back(own) == own
-    assert not decode(encode(jaxrl.DQN()) | {"priority_eta": 0.9, "cross_episodes": False}).memory.cross_episodes
+    for fields in ({"cross_episodes": False}, {"memory": {"type": "part:memory", "cross_episodes": False}}):
+        assert not decode(encode(jaxrl.DQN()) | {"priority_eta": 0.9} | fields).memory.cross_episodes
     written = encode(jaxrl.SAC()) | {"learn_temperature": False}
     for number in (0.1, {"array": [0.1], "shape": [], "dtype": "float64"}):
         assert decode(written | {"temperature": number}) == jaxrl.SAC(
