@@ -89,7 +89,7 @@ class BC(NormalizationFields):
         statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
 
         def loss(variables):
-            output, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            output, model_state = replay.observation.policy_output(self.policy, variables, spec, train=True)
             if self.policy.stochastic:
                 losses = -regression.log_likelihood(output, replay.action)
                 best = output.mode()

@@ -84,7 +84,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
 
         following = replay.next_observation
-        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, following, spec)
+        next_policy = following.policy_output(self.policy, state.policy.variables, spec)[0]
         value, log_prob, _ = soft_policies.value_and_log_prob(
             self.critic, state.critic.target_variables, next_policy, following, next_key, spec
         )
@@ -118,7 +118,7 @@ class CQL(StochasticActing, NStepReplayFields, TargetFields, TemperatureFields):
         def policy_loss(variables):
             """Return SAC's loss, or in the first `cloning_updates` updates, one with the likelihood of the data."""
             with replay.observation.rows_that_count(replay.weight):
-                distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+                distribution, model_state = replay.observation.policy_output(self.policy, variables, spec, train=True)
             value, log_prob, _ = soft_policies.value_and_log_prob(
                 self.critic, critic.variables, distribution, replay.observation, key, spec
             )
@@ -157,7 +157,7 @@ def proposals(
     uniform = jax.vmap(jax.vmap(box.sample))(draws(0))
     drawn = [(uniform, jnp.full(uniform.shape[:2], -box.shape[0] * math.log(2.0), jnp.float32))]
     for place, observation in enumerate((batch.observation, batch.next_observation), 1):
-        distribution = off_policy.evaluate_policy(network, policy, observation, spec)
+        distribution = observation.policy_output(network, policy, spec)[0]
         action, log_prob = jax.vmap(distribution.sample_and_log_prob)(draws(place))
         drawn.append((action, log_prob + soft_policies.log_half_range(box)))
     actions, log_densities = (jnp.concatenate(parts) for parts in zip(*drawn, strict=True))
@@ -174,6 +174,6 @@ def soft_maximum(
 ) -> jax.Array:
     """Return log of the integral of exp Q over actions, [ensemble, batch], by importance sampling from `proposals`."""
     # vmap over the actions only, so that each observation is encoded once.
-    each = jax.vmap(lambda x: off_policy.evaluate_critic(network, critic, batch.observation, x, spec)[..., 0])
+    each = jax.vmap(lambda x: batch.observation.critic_output(network, critic, x, spec)[0][..., 0])
     weighted = each(actions) - log_densities[:, None]
     return jax.nn.logsumexp(weighted, axis=0) - math.log(weighted.shape[0])

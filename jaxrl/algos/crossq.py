@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import off_policy
 from jaxrl.algos.acting import Noise
 from jaxrl.algos.base import algorithm, changed, static
 from jaxrl.algos.off_policy import DropoutKeys
@@ -67,7 +66,7 @@ class CrossQ(SAC):
             return super().train_policy(policy, batch, spec)
         both = batch.observation.joined(batch.next_observation)
         with both.rows_that_count(jnp.concatenate([batch.weight] * 2)):
-            distribution, model_state = off_policy.train_policy(self.policy, policy, both, spec)
+            distribution, model_state = both.policy_output(self.policy, policy, spec, train=True)
         return jax.tree.map(lambda x: x[: batch.weight.shape[0]], distribution), model_state
 
 
@@ -93,7 +92,7 @@ def joint_outputs(
     action = None if next_action is None else jnp.concatenate([batch.action, next_action])
     both = batch.observation.joined(batch.next_observation)
     with both.rows_that_count(jnp.concatenate([batch.weight] * 2)):
-        output, model_state = off_policy.train_critic(network, critic, both, action, spec, key)
+        output, model_state = both.critic_output(network, critic, action, spec, key, train=True)
     size = batch.weight.shape[0]
     here, there = (jax.tree.map(lambda x, part=part: x[:, part], output) for part in (slice(size), slice(size, None)))
     return here, there, model_state

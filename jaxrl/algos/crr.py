@@ -109,13 +109,13 @@ class CRR(StochasticActing, PeriodicTargetFields, NStepReplayFields):
 
         Box actions are sampled with keys [batch]; for discrete actions, all allowed ones are evaluated.
         """
-        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
+        distribution = inputs.policy_output(self.policy, policy, spec)[0]
         if isinstance(spec.action_space, spaces.Discrete):
-            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, inputs, None, spec), axis=0)
+            values = jnp.min(inputs.critic_output(self.critic, critic, None, spec)[0], axis=0)
             return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
         # vmap over the actions only, so that each observation is encoded once.
-        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, inputs, x, spec))
+        each = jax.vmap(lambda x: inputs.critic_output(self.critic, critic, x, spec)[0])
         values = jnp.min(each(actions), axis=1)[..., 0]
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

@@ -64,7 +64,7 @@ class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing,
 
     def _target_action(self, state: LearnerState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
-        return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
+        return replay.next_observation.policy_output(self.policy, state.policy.target_variables, spec)[0]
 
     def _critic_step(
         self: Any,
@@ -80,7 +80,7 @@ class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing,
         with the smallest expectation (Fujimoto et al., 2018, equation 10).
         """
         seen = replay.next_observation
-        output = off_policy.evaluate_critic(self.critic, state.critic.target_variables, seen, next_action, spec)
+        output = seen.critic_output(self.critic, state.critic.target_variables, next_action, spec)[0]
         least = jnp.argmin(q_learning.action_values(output, self.v_min, self.v_max)[..., 0], axis=0)
 
         def of_least(x):
@@ -117,9 +117,9 @@ class DeterministicLearner(NStepFields, DistributionFields, DeterministicActing,
         self, policy: Variables, critic: TrainState, replay: TransitionBatch, spec: EnvSpec
     ) -> tuple[jax.Array, jax.Array, ModelState]:
         """Return the policy's actions [batch, n], their values [batch] by the first critic, and the new model state."""
-        action, model_state = off_policy.train_policy(self.policy, policy, replay.observation, spec)
+        action, model_state = replay.observation.policy_output(self.policy, policy, spec, train=True)
         first = jax.tree.map(lambda x: x[:1], critic.variables)  # without computing the other members
-        output = off_policy.evaluate_critic(self.critic, first, replay.observation, action, spec)
+        output = replay.observation.critic_output(self.critic, first, action, spec)[0]
         return action, q_learning.action_values(output, self.v_min, self.v_max)[0, :, 0], model_state
 
 

@@ -160,7 +160,7 @@ def logits(
     discrete = isinstance(spec.action_space, spaces.Discrete)
     boxed = None if discrete else action
     inputs = Observations(observation)
-    output, model_state = off_policy.train_critic(network, variables, inputs, boxed, spec, train=train)
+    output, model_state = inputs.critic_output(network, variables, boxed, spec, train=train)
     taken = action if discrete else jnp.zeros(action.shape[:1], jnp.int32)
     return q_learning.of_action(output[0], taken)[:, 0], model_state
 

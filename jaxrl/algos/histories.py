@@ -72,23 +72,28 @@ class Observations(struct.PyTreeNode):
         """Return a network's output [N, ...] at these next observations, given the `output` at the observations."""
         return self.output(network, variables, spec, key, train=False)[0]
 
-    def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
-        """Return the policy's output [N, ...], and the new model state."""
+    def policy_output(
+        self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool = False
+    ) -> tuple[PyTree, ModelState]:
+        """Return the policy's output [N, ...], and the new model state.
+
+        `train` is as in `types.Network`.
+        """
         return self.output(network, policy, spec, train=train)
 
-    def critic(
+    def critic_output(
         self,
         network: Critic,
         critic: Variables,
         action: jax.Array | None,
         spec: EnvSpec,
-        key: jax.Array | None,
+        key: jax.Array | None = None,
         *,
-        train: bool,
+        train: bool = False,
     ) -> tuple[PyTree, ModelState]:
         """Return the critics' output, leaves [ensemble, N, actions, ...], for actions [N, n], and the new model state.
 
-        `action` is None if actions are discrete; `key` [N] is for dropout.
+        `action` is None if actions are discrete; `key` [N] is for dropout; `train` is as in `types.Network`.
         """
         inputs = NetworkInputs.of_transitions(self.observation, self.action_mask)
         return _evaluated(network, critic, inputs, action, spec, key, train)
@@ -157,7 +162,9 @@ class Histories(struct.PyTreeNode):
     ) -> PyTree:
         return self.taken(output)
 
-    def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
+    def policy_output(
+        self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool = False
+    ) -> tuple[PyTree, ModelState]:
         if network.recurrent:
             output, model_state = self.output(network, policy, spec, train=train)
             return self.taken(output), model_state
@@ -166,17 +173,17 @@ class Histories(struct.PyTreeNode):
         )
         return jax.tree.map(lambda x: x[0], output), model_state
 
-    def critic(
+    def critic_output(
         self,
         network: Critic,
         critic: Variables,
         action: jax.Array | None,
         spec: EnvSpec,
-        key: jax.Array | None,
+        key: jax.Array | None = None,
         *,
-        train: bool,
+        train: bool = False,
     ) -> tuple[PyTree, ModelState]:
-        """As in `Observations`.
+        """Return the output and the new model state, as `Observations.critic_output` does.
 
         Actors do not store recurrent states of critics, so these begin at the initial state and rely on the burn-in.
         """

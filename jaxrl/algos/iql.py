@@ -102,7 +102,7 @@ def state_value(
 ) -> tuple[jax.Array, ModelState]:
     """Return V [batch] of observations, and the new model state."""
     inputs = inputs.replace(action_mask=None)
-    output, model_state = off_policy.train_critic(network, value, inputs, None, without_choice(spec), train=train)
+    output, model_state = inputs.critic_output(network, value, None, without_choice(spec), train=train)
     return output[0, :, 0], model_state
 
 

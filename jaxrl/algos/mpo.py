@@ -136,7 +136,7 @@ class MPO(
         def loss(learned: tuple[Params, Params]):
             duals = jax.tree.map(jax.nn.softplus, learned[1])
             variables = state.policy.variables.replace(params=learned[0])
-            new, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            new, model_state = replay.observation.policy_output(self.policy, variables, spec, train=True)
             weights = improved(old.values, old.log_prior, jax.lax.stop_gradient(duals["temperature"]))
             fit = mean(old.fit(new, weights))
             divergences = old.divergences(new)
@@ -168,9 +168,9 @@ class MPO(
         The candidates are all actions of a discrete space, or actions sampled from a box with keys [batch].
         """
         policy, critic = state.policy.target_variables, state.critic.target_variables
-        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
+        distribution = inputs.policy_output(self.policy, policy, spec)[0]
         if isinstance(spec.action_space, spaces.Discrete):
-            output = off_policy.evaluate_critic(self.critic, critic, inputs, None, spec)
+            output = inputs.critic_output(self.critic, critic, None, spec)[0]
             values, returns = least(output, self.v_min, self.v_max)
             # Forbidden actions have probability 0, and the most negative finite number as their value.
             allowed = values if inputs.action_mask is None else jnp.where(inputs.action_mask, values, 0.0)
@@ -179,7 +179,7 @@ class MPO(
         points = jax.vmap(distribution.base.sample)(keys)
         actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
         # vmap over the actions only, so that each observation is encoded once.
-        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, inputs, x, spec), out_axes=2)
+        each = jax.vmap(lambda x: inputs.critic_output(self.critic, critic, x, spec)[0], out_axes=2)
         output = jax.tree.map(lambda x: x[:, :, :, 0], each(actions))
         values, returns = least(output, self.v_min, self.v_max)
         return SampledActions(distribution, points, values, returns, jnp.full_like(values, -jnp.log(self.samples)))

@@ -19,7 +19,6 @@ from jaxrl.core.types import (
     EnvSpec,
     Metrics,
     ModelState,
-    Network,
     PyTree,
     Replicas,
     TransitionBatch,
@@ -106,53 +105,6 @@ def normalize_batch(
 # --- networks over a batch -------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(network: Network, policy: Variables, inputs: Inputs, spec: EnvSpec) -> Any:
-    """Return the policy's output, leaves [batch, ...], at the observations of a batch."""
-    return train_policy(network, policy, inputs, spec, train=False)[0]
-
-
-def train_policy(
-    network: Network, policy: Variables, inputs: Inputs, spec: EnvSpec, *, train: bool = True
-) -> tuple[Any, ModelState]:
-    """Return the output of `evaluate_policy` in training mode (see `types.Network`), and the new model state."""
-    return inputs.policy(network, policy, spec, train=train)
-
-
-def evaluate_critic(
-    network: Critic,
-    critic: Variables,
-    inputs: Inputs,
-    action: jax.Array | None,
-    spec: EnvSpec,
-    key: jax.Array | None = None,
-) -> Any:
-    """Return the critics' output, with leaves [ensemble, batch, actions, ...].
-
-    Args:
-      network: the ensemble.
-      critic: variables of the ensemble.
-      inputs: the observations of a batch.
-      action: box actions [batch, n], for which `actions` is 1 in the output; None for discrete actions.
-      spec: the environment's spec.
-      key: keys [batch] for dropout; None: no dropout.
-    """
-    return train_critic(network, critic, inputs, action, spec, key, train=False)[0]
-
-
-def train_critic(
-    network: Critic,
-    critic: Variables,
-    inputs: Inputs,
-    action: jax.Array | None,
-    spec: EnvSpec,
-    key: jax.Array | None = None,
-    *,
-    train: bool = True,
-) -> tuple[Any, ModelState]:
-    """Return the output of `evaluate_critic` in training mode (see `types.Network`), and the new model state."""
-    return inputs.critic(network, critic, action, spec, key, train=train)
-
-
 def dropout_keys(
     network: Critic, key: jax.Array, batch: TransitionBatch, replicas: Replicas
 ) -> tuple[DropoutKeys, jax.Array | None]:
@@ -211,7 +163,7 @@ def critic_loss(
       options: the keyword arguments of `output_loss`.
     """
     boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
-    output, model_state = train_critic(network, critic, batch.observation, boxed, spec)
+    output, model_state = batch.observation.critic_output(network, critic, boxed, spec, train=True)
     loss, fit = output_loss(output, batch, target, spec, replicas, **options)
     return loss, (fit, model_state)
 
@@ -233,7 +185,7 @@ def output_loss(
     The loss is this device's share, summed over the members.
 
     Args:
-      output: output of `train_critic`, with leaves [ensemble, batch, actions, ...].
+      output: output of `critic_output`, with leaves [ensemble, batch, actions, ...].
       batch: transitions.
       target: target of each transition.
       spec, replicas: as passed to `update`.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl.algos import off_policy, train_state
+from jaxrl.algos import train_state
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec, Metrics, Network, Replicas, TransitionBatch
@@ -50,7 +50,7 @@ def taken_values(network: Critic, critic: Variables, batch: TransitionBatch, spe
     """Return the smallest critic's values [batch] of the actions that were taken."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     taken = None if discrete else batch.action
-    output = off_policy.evaluate_critic(network, critic, batch.observation, taken, spec)
+    output = batch.observation.critic_output(network, critic, taken, spec)[0]
     values = jnp.min(output, axis=0)
     return jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0] if discrete else values[:, 0]
 
@@ -78,7 +78,7 @@ def policy_step(
     """
 
     def loss(variables):
-        distribution, model_state = off_policy.train_policy(network, variables, batch.observation, spec)
+        distribution, model_state = batch.observation.policy_output(network, variables, spec, train=True)
         likelihood = log_likelihood(distribution, batch.action)
         loss = weighted_mean(-jax.lax.stop_gradient(weights) * likelihood, batch.weight, replicas)
         metrics = {

@@ -118,7 +118,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         inputs = on_policy.network_inputs(timestep, actor.statistics, self.observation_clip)
         policy = train_state.Variables(actor.params, actor.model_state)
         inputs = Observations(inputs.observation, inputs.action_mask)
-        distribution = off_policy.evaluate_policy(self.policy, policy, inputs, spec)
+        distribution = inputs.policy_output(self.policy, policy, spec)[0]
         discounted = on_policy.discounted_return(timestep, carry, self.gamma)
         carry = carry.replace(discounted_return=discounted)
         if not explore:
@@ -161,7 +161,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
             """Return the policy, its soft value, and the critic's features of one sampled action, all [B, ...]."""
             number, seen = x
             keys = jax.vmap(lambda k: jax.random.fold_in(k, number))(env_keys)
-            distribution = off_policy.evaluate_policy(self.policy, policy, seen, spec)
+            distribution = seen.policy_output(self.policy, policy, spec)[0]
             value, log_prob, output = self._value(critic, distribution, seen, keys, spec)
             return distribution, value - temperature * log_prob, getattr(output, "features", None)
 
@@ -201,7 +201,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
 
         def critic_loss(variables):
             action = None if isinstance(spec.action_space, spaces.Discrete) else rows.action
-            output, model_state = off_policy.train_critic(self.critic, variables, rows.observation, action, spec)
+            output, model_state = rows.observation.critic_output(self.critic, variables, action, spec, train=True)
             loss, fit = off_policy.output_loss(output, rows, target, spec, replicas, **self.support)
             if "next_features" not in rows.extras:
                 return loss, (fit.metrics, model_state)
@@ -216,7 +216,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         rows = rows.replace(weight=on_policy.acting(rows.weight, rows.extras["active"]))
 
         def policy_loss(variables):
-            distribution, model_state = off_policy.train_policy(self.policy, variables, rows.observation, spec)
+            distribution, model_state = rows.observation.policy_output(self.policy, variables, spec, train=True)
             value, log_prob, _ = self._value(critic.variables, distribution, rows.observation, key, spec)
             divergence = rows.extras["policy"].kl(distribution)
             # Rows above the limit only pull the policy back towards the old one.

@@ -143,7 +143,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         drop, policy_drop = off_policy.dropout_keys(self.critic, key, replay, replicas)
         next_key, own_key = (replay.observation.keys(k, replicas) for k in jax.random.split(key))
         temperature = self.temperature.weight(state.log_temperature)
-        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
+        next_policy = replay.next_observation.policy_output(self.policy, state.policy.variables, spec)[0]
         next_action, next_log_prob = soft_policies.action_and_log_prob(next_policy, next_key, spec)
         outputs = self.critic_outputs(state.critic, replay, next_action, drop, spec)
 
@@ -161,8 +161,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
         def policy_loss(variables):  # equation 9
             distribution, model_state = self.train_policy(variables, replay, spec)
             action, log_prob = soft_policies.action_and_log_prob(distribution, own_key, spec)
-            seen = replay.observation, action, spec, policy_drop
-            output = off_policy.evaluate_critic(self.critic, critic.variables, *seen)
+            output, _ = replay.observation.critic_output(self.critic, critic.variables, action, spec, policy_drop)
             values = self.pessimism.value(q_learning.action_values(output, self.v_min, self.v_max))
             value = soft_policies.policy_value(distribution, values)
             loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
@@ -217,12 +216,14 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
           spec: the environment's spec.
         """
         slow = critic.variables if self.tau is None else critic.target_variables
-        there = off_policy.evaluate_critic(self.critic, slow, batch.next_observation, next_action, spec, drop[0])
-        here = batch.observation, None if next_action is None else batch.action, spec, drop[1]
+        there = batch.next_observation.critic_output(self.critic, slow, next_action, spec, drop[0])[0]
+        action = None if next_action is None else batch.action
 
         def outputs(variables):
             with batch.observation.rows_that_count(batch.weight):
-                output, model_state = off_policy.train_critic(self.critic, variables, *here)
+                output, model_state = batch.observation.critic_output(
+                    self.critic, variables, action, spec, drop[1], train=True
+                )
             return output, there, model_state
 
         return outputs
@@ -232,7 +233,7 @@ class SAC(StochasticActing, SequenceFields, DistributionFields, TemperatureField
     ) -> tuple[TanhGaussian | Categorical, ModelState]:
         """Return the policy's distributions [batch] at the observations, in training mode, and the model state."""
         with batch.observation.rows_that_count(batch.weight):
-            return off_policy.train_policy(self.policy, policy, batch.observation, spec)
+            return batch.observation.policy_output(self.policy, policy, spec, train=True)
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:

@@ -50,7 +50,7 @@ def value_and_log_prob(
     discrete actions. `v_min` and `v_max` are the ends of the support of a categorical head.
     """
     action, log_prob = action_and_log_prob(distribution, key, spec)
-    output = off_policy.evaluate_critic(network, critic, inputs, action, spec)
+    output = inputs.critic_output(network, critic, action, spec)[0]
     values = jnp.min(q_learning.action_values(output, v_min, v_max), axis=0)
     return policy_value(distribution, values), log_prob, output
 

@@ -133,7 +133,7 @@ def preference(reward, absorbing):
 
     resolved = resolve_schedules(algo, jnp.float32(0))
     state = learned(initial(algo, CHOICE))
-    values = gail.off_policy.evaluate_critic(algo.critic, state.critic.variables, Observations(ones[:1]), None, CHOICE)
+    values = Observations(ones[:1]).critic_output(algo.critic, state.critic.variables, None, CHOICE)[0]
     return float(values.mean(axis=0)[0] @ jnp.asarray([1.0, -1.0]))
 
 

@@ -10,7 +10,7 @@ from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal
 
 import jaxrl
-from jaxrl.algos import acting, histories, off_policy
+from jaxrl.algos import acting, histories
 from jaxrl.algos.fields import Memory, Sampling
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.schedules import resolve_schedules
@@ -79,7 +79,7 @@ def test_a_policy_says_what_it_said_when_it_acted():
     acted = step_by_step(apply, batch.timesteps, batch.carry.network)
     found = histories.transitions(batch, 2)
     for history in (found.observation, found.next_observation):
-        output = off_policy.evaluate_policy(POLICY, variables, history, SPEC)
+        output = history.policy_output(POLICY, variables, SPEC)[0]
         for n, place in enumerate(np.asarray(history.index)):
             row, column = divmod(int(place), COLUMNS)
             one = jax.tree.map(lambda x, column=column: x[0, column], acted[row + BURN_IN])
@@ -91,7 +91,7 @@ def test_a_critic_judges_from_an_empty_state_on():
     batch, (params, _) = sequences(), CRITIC.init(jax.random.key(0), SPEC)
     found = histories.transitions(batch, 1)
     history = found.next_observation
-    output = off_policy.evaluate_critic(CRITIC, Variables(params), history, found.action, SPEC)
+    output = history.critic_output(CRITIC, Variables(params), found.action, SPEC)[0]
     for member in range(CRITIC.ensemble):
         one = dataclasses.replace(CRITIC, ensemble=1)
         mine = jax.tree.map(lambda x, member=member: x[member : member + 1], params)
@@ -119,8 +119,8 @@ def test_no_gradient_goes_into_the_burn_in():
         shown = batch.replace(timesteps=batch.timesteps.replace(observation=observation))
         shown = shown.replace(carry=batch.carry.replace(network=carry))
         found = histories.transitions(shown, 1)
-        mean = off_policy.evaluate_policy(POLICY, variables, found.observation, SPEC).mode()
-        return mean.sum() + off_policy.evaluate_critic(CRITIC, critic, found.observation, found.action, SPEC).sum()
+        mean = found.observation.policy_output(POLICY, variables, SPEC)[0].mode()
+        return mean.sum() + found.observation.critic_output(CRITIC, critic, found.action, SPEC)[0].sum()
 
     observation, carry = jax.grad(total, argnums=(0, 1))(batch.timesteps.observation, batch.carry.network)
     assert np.abs(observation[BURN_IN:]).min(axis=(0, 2)).all() and not np.abs(observation[:BURN_IN]).any()
@@ -190,7 +190,7 @@ def test_histories_of_a_run_say_what_it_did():
     buffers = program.layout.experience(algo)
     _, batches = jax.jit(buffers.sample)(state.buffers, jax.random.key(1), jnp.int32(0))
     found = histories.transitions(batches["replay"], 1)
-    again = off_policy.evaluate_policy(algo.policy, state.learner.policy.variables, found.observation, spec)
+    again = found.observation.policy_output(algo.policy, state.learner.policy.variables, spec)[0]
     counts = np.asarray(found.weight)
     assert counts.sum() > 8 and int(state.learner.updates) > 0
     np.testing.assert_allclose(np.asarray(again)[counts], np.asarray(found.action)[counts], atol=1e-5)

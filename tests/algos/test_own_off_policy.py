@@ -78,14 +78,14 @@ class JointSAC(StochasticActing, ReplayFields):
     ) -> tuple[JointSACState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(state.statistics, batch, self.observation_clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
+        following = replay.next_observation.policy_output(self.policy, state.policy.variables, spec)[0]
         next_action, next_log_prob = following.sample_and_log_prob(next_key)
 
         def critic_loss(variables):
             """Both ends in one pass; no gradient through the next values."""
             both = replay.observation.joined(replay.next_observation)
             actions = jnp.concatenate([replay.action, next_action])
-            output, model_state = off_policy.train_critic(self.critic, variables, both, actions, spec)
+            output, model_state = both.critic_output(self.critic, variables, actions, spec, train=True)
             values, next_values = jnp.split(output[..., 0], 2, axis=1)
             soft = jnp.min(next_values, axis=0) - self.temperature * next_log_prob
             target = off_policy.expected_target(replay, soft, self.gamma).atoms[:, 0]
@@ -99,7 +99,7 @@ class JointSAC(StochasticActing, ReplayFields):
         critic, _, metrics = train_state.gradient(critic_loss, state.critic).step(self.critic_optimizer, replicas)
 
         def policy_loss(variables):
-            distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            distribution, model_state = replay.observation.policy_output(self.policy, variables, spec, train=True)
             value, log_prob, _ = value_and_log_prob(
                 self.critic, critic.variables, distribution, replay.observation, key, spec
             )

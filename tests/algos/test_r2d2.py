@@ -129,25 +129,6 @@ def test_outputs_are_those_of_the_network_stepped_by_hand():
 
 
 @pytest.mark.long
-def test_no_gradient_goes_into_the_burn_in():
-    batch = sequences(3)
-    params, _ = NETWORK.init(jax.random.key(0), SPEC)
-
-    def total(observation, carry):
-        changed = batch.replace(
-            timesteps=batch.timesteps.replace(observation=observation, first=jnp.zeros_like(batch.rows.first)),
-            carry=batch.carry.replace(network=carry),
-        )
-        history = histories.transitions(changed).observation
-        return jnp.sum(history.output(NETWORK, Variables(params), SPEC, train=True)[0])
-
-    value = total(batch.timesteps.observation, batch.carry.network)
-    assert value != total(batch.timesteps.observation, batch.carry.network + 1.0), "but the carry is used"
-    observation, carry = jax.grad(total, argnums=(0, 1))(batch.timesteps.observation, batch.carry.network)
-    assert not observation[:BURN_IN].any() and not carry.any() and observation[BURN_IN:].any()
-
-
-@pytest.mark.long
 def test_a_sequences_priority_is_mixed_of_its_largest_and_its_mean_error():
     batch = sequences(5)
     found = histories.transitions(batch)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrl
-from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos import q_learning
 from jaxrl.algos.histories import Observations
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -62,7 +62,7 @@ def transitions(n_step=1, seed=0):
 
 def critic_values(algo, params, observation, action, spec):
     """Return the expected values [ensemble, batch] of actions of a box."""
-    output = off_policy.evaluate_critic(algo.critic, Variables(params), Observations(observation), action, spec)
+    output = Observations(observation).critic_output(algo.critic, Variables(params), action, spec)[0]
     return q_learning.action_values(output, *support(algo))[..., 0]
 
 

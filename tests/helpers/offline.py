@@ -9,7 +9,6 @@ import numpy as np
 import jaxrl
 from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC, initial, transitions
 from helpers.oracle import close
-from jaxrl.algos import off_policy
 from jaxrl.algos.histories import Observations
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -54,7 +53,7 @@ def choices(seed=3):
 
 
 def policy_output(algo, params, observation, spec=SPEC, mask=None):
-    return off_policy.evaluate_policy(algo.policy, Variables(params), Observations(observation, mask), spec)
+    return Observations(observation, mask).policy_output(algo.policy, Variables(params), spec)[0]
 
 
 same = functools.partial(close, tolerance=1e-6)

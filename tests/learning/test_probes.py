@@ -10,7 +10,7 @@ from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
-from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos import q_learning
 from jaxrl.algos.fields import Memory
 from jaxrl.algos.histories import Observations
 from jaxrl.algos.kl_limits import MPOLimits
@@ -190,7 +190,7 @@ def act(algo, learner, actor, timestep, carry, keys, spec):
         value = output.extras["search_value"]
     elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO, jaxrl.REPPO)):
         critic = Variables(learner.critic.params)
-        values = off_policy.evaluate_critic(algo.critic, critic, Observations(timestep.observation), None, spec)
+        values = Observations(timestep.observation).critic_output(algo.critic, critic, None, spec)[0]
         value = q_learning.action_values(values, *support(algo)).min(axis=0).max(axis=-1)
     else:
         seen = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))

@@ -7,7 +7,7 @@ from helpers.probes import CALM, CRITIC, GAMMA, ONE_CRITIC, POLICY, REPPO, check
 
 import jaxrl
 from jaxrl import networks
-from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos import q_learning
 from jaxrl.algos.histories import Observations
 from jaxrl.algos.kl_limits import MPOLimits
 from jaxrl.algos.optimizers import Adam
@@ -95,7 +95,5 @@ def is_right(action):
 def act(algo, learner, actor, timestep, carry, keys, spec):
     """The greedy action, and the critics' smallest value of it."""
     action = algo.act(actor, timestep, carry, keys, spec=spec, explore=False).action
-    output = off_policy.evaluate_critic(
-        algo.critic, learner.critic.variables, Observations(timestep.observation), action, spec
-    )
+    output = Observations(timestep.observation).critic_output(algo.critic, learner.critic.variables, action, spec)[0]
     return action, q_learning.action_values(output, *support(algo))[..., 0].min(axis=0), carry
