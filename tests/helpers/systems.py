@@ -13,15 +13,9 @@ from jaxrl.data.episodes import TERMINATED
 from jaxrl.run.presets import preset
 
 TESTS = Path(__file__).parents[1]
-
-
-def rows(text):
-    """Return the rows of the tables, as their cells."""
-    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-ROWS = rows((TESTS.parent / "docs" / "systems.md").read_text())
+PAGE = (TESTS.parent / "docs" / "systems.md").read_text()
+FOUND = [line for line in PAGE.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in FOUND]
 CHECKS = tomllib.loads((TESTS / "systems.toml").read_text())
 # As typed, with what stands before them.
 LINES = sorted({line for check in CHECKS.values() for line in check["commands"]})
