@@ -1,7 +1,8 @@
-"""The rows of docs/systems.md and their commands."""
+"""The rows of docs/systems.md, and their commands and tests in tests/systems.toml."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,13 @@ from helpers.recorded import write_rlds
 from jaxrl.data.episodes import TERMINATED
 from jaxrl.run.presets import preset
 
-PAGE = Path(__file__).parents[2] / "docs" / "systems.md"
-TEXT = PAGE.read_text()
-DEVICES = r"(?:JAX_NUM_CPU_DEVICES=4 )?"  # before a command that takes several, for a machine with one
-
-
-def rows(text):
-    """Return the rows of the tables, as their cells."""
-    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-ROWS = rows(TEXT)
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "systems.md").read_text()
+FOUND = [line for line in PAGE.split("\n") if line.startswith("| ") and not line.startswith("| feature |")]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in FOUND]
+CHECKS = tomllib.loads((TESTS / "systems.toml").read_text())
 # As typed, with what stands before them.
-LINES = sorted({line for row in ROWS for line in re.findall(rf"`({DEVICES}jaxrl [a-z][^`]*)`", row[2])})
+LINES = sorted({line for check in CHECKS.values() for line in check["commands"]})
 COMMANDS = [line[line.index("jaxrl ") :] for line in LINES]
 
 
