@@ -7,6 +7,7 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
+import jax
 import pytest
 from helpers.systems import CHECKS, COMMANDS, LINES, ROWS, write_datasets
 
@@ -94,7 +95,7 @@ def begun(folder, monkeypatch):
     monkeypatch.setattr(launch, "run_processes", begin)
     join = multihost.join
     monkeypatch.setattr(multihost, "join", lambda run: begin() if run["distributed"] else join(run))
-    assert training.Loop is Loop
+    assert training.Loop is Loop and jax.device_count() == 4  # JAX has started: a command cannot divide the CPU anew
 
     def run(words):
         try:

@@ -74,7 +74,8 @@ def part(
     """Declare a part of an algorithm, a field group with its own equations; None disables it.
 
     Args:
-      kind: the part's class; an instance of a registered base class is converted to it.
+      kind: the part's class; instances of your own subclasses are accepted too, and those of a registered base class
+        are converted, with the default's values of the fields that they lack.
       default: None, or an instance; then None is allowed only if the annotation contains it.
       was: the part's fields, by the names that they had as fields of the algorithm in older configurations.
       switch: a field of older configurations only, such as "sequence_length"; None: the field of the part's own name. A
@@ -149,10 +150,13 @@ def _check_parts_and_hold_functions(algo: "DataclassInstance") -> None:
     for field in dataclasses.fields(algo):
         value = getattr(algo, field.name)
         if kind := field.metadata.get("part"):
-            if isinstance(value, kind) or (optional := _takes_none(field)) and value is None:
+            # The subclasses in jaxrl have fields that only other algorithms use.
+            fits = type(value) is kind or isinstance(value, kind) and not type(value).__module__.startswith("jaxrl.")
+            if fits or (optional := _takes_none(field)) and value is None:
                 continue
             if registry.name_of(type(value)) and issubclass(kind, type(value)):  # of a base class, with fewer fields
-                object.__setattr__(algo, field.name, kind(**vars(value)))
+                default = field.default if isinstance(field.default, kind) else kind()
+                object.__setattr__(algo, field.name, dataclasses.replace(default, **vars(value)))
                 continue
             what = f"{type(algo).__name__}.{field.name}={value!r:.80} is not {kind.__name__}(...)"
             raise ConfigError(what + ", or None" * optional)
@@ -232,7 +236,7 @@ def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
     listed = known + [f"{name}.{field.name}" for name, kind in kinds.items() for field in dataclasses.fields(kind)]
     wrong = []
     for name in [name for name in fields if name not in known]:
-        having = " or ".join(f"use {sub.__name__}(...)" for sub in cls.__subclasses__() if hasattr(sub, name))
+        having = " or ".join(f"{sub.__name__} has it" for sub in cls.__subclasses__() if name in _own_fields(sub))
         wrong += unknown(f"field of {cls.__name__}", name, listed, having).problems
     if wrong:
         raise ConfigError(wrong)

@@ -258,7 +258,7 @@ class ReplayFields:
           frame_stack: frame stacking of the observations.
           n_step: number of rewards summed before bootstrapping.
         """
-        items = batch_size or self.batch_size
+        items = self.batch_size if batch_size is None else batch_size
         return Replay(
             capacity=self.capacity,
             batch_size=items,

@@ -282,7 +282,6 @@ def transitions(batch: TransitionBatch | SequenceBatch, n_step: int = 1) -> Tran
         weight=steps.weight,
         action_mask=masks,
         extras=jax.tree.map(lambda x: x[batch.burn_in :].reshape((-1, *x.shape[2:])), batch.rows.extras),
-        next_action_mask=jax.tree.map(lambda x: x[there], masks),
         sample_info=jax.tree.map(lambda x: jnp.tile(x, here.shape[0] // columns), batch.sample_info),
     )
 

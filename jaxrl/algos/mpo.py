@@ -20,8 +20,9 @@ from jaxrl.algos.fields import (
     PeriodicTargetFields,
     SupportFields,
 )
+from jaxrl.algos.histories import Observations
 from jaxrl.algos.kl_limits import KLLimitFields, MPOLimits, decoupled_kl
-from jaxrl.algos.off_policy import Inputs, LearnerState
+from jaxrl.algos.off_policy import LearnerState
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
@@ -161,7 +162,7 @@ class MPO(
         return MPOState(policy, critic, statistics, updates, duals), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _candidates(
-        self, state: MPOState, inputs: Inputs, key: jax.Array, spec: EnvSpec
+        self, state: MPOState, inputs: Observations, key: jax.Array, spec: EnvSpec
     ) -> AllActions | SampledActions:
         """Return candidate actions of the target policy for observations [batch], valued by the smallest target critic.
 

@@ -1,4 +1,4 @@
-"""Functions shared by the off-policy actor-critics: evaluation of networks, targets, losses and normalization."""
+"""Functions shared by the off-policy actor-critics: normalized batches, dropout, targets, and the critics' losses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -100,9 +100,6 @@ def normalize_batch(
     return statistics, batch.replace(
         observation=normalized(batch.observation), next_observation=normalized(batch.next_observation)
     )
-
-
-# --- networks over a batch -------------------------------------------------------------------------------------------
 
 
 def dropout_keys(

@@ -106,8 +106,8 @@ def _translated(cls, fields):
     """Return the class and the fields that a configuration of an older version has now."""
     for name, variant in vars(cls).get("variants", {}).items():
         cls = registry.find(variant) if fields.get(name) is True else cls
-    removed = getattr(cls, "removed", {})
-    fields = {name: item for name, item in fields.items() if name not in removed or removed[name] != item}
+    removed, known = getattr(cls, "removed", {}), cls.__dataclass_fields__
+    fields = {name: item for name, item in fields.items() if name in known or removed.get(name, ...) != item}
     for field in dataclasses.fields(cls):
         moved = field.metadata.get(WAS)
         if isinstance(moved, str) and moved in fields:  # another field, which had some of this field's choices

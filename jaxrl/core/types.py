@@ -446,10 +446,6 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
         timesteps = self.timesteps.replace(discount=discount.astype(np.float32))
         return self.replace(rows=self.rows.replace(discount=self.rows.discounts), timesteps=timesteps)
 
-    @property
-    def importance(self) -> jax.Array:
-        return jnp.ones(self.mask.shape[1:], jnp.float32) if self.sample_info is None else self.sample_info.importance
-
 
 # --- algorithms --------------------------------------------------------------------------------------------------
 

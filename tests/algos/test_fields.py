@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import continuous
 from helpers.other_fields import OPTIONAL, PARTS, assert_numbers_count, static_fields, with_another
+from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
@@ -17,7 +18,7 @@ from jaxrl.algos.ddpg import DeterministicLearner
 from jaxrl.algos.fields import Memory, PeriodicTargetFields, PrioritizedReplay, ReplayFields
 from jaxrl.algos.kl_penalty import KLPenalty
 from jaxrl.algos.munchausen import Munchausen
-from jaxrl.algos.q_learning import Ladder
+from jaxrl.algos.q_learning import Ladder, QMemory
 from jaxrl.algos.reward_scale import RewardScale
 from jaxrl.algos.temperature import Temperature
 from jaxrl.core.schedules import Constant, resolve_schedules
@@ -207,6 +208,11 @@ def test_a_restated_field_keeps_what_is_not_restated():
     assert group.metadata == restated.metadata
     limits = jaxrl.GAIL.__dataclass_fields__["gamma"].metadata["limits"]
     assert limits == {"low": 0, "below": 1}
+
+
+def test_a_part_of_a_base_class_is_completed_and_one_of_another_algorithm_is_refused():
+    assert jaxrl.R2D2(prioritized=PrioritizedReplay()).prioritized.initial == "td_error"
+    refused(lambda: jaxrl.Dreamer(memory=QMemory()), "Dreamer.memory=QMemory()")
 
 
 @pytest.mark.parametrize(
