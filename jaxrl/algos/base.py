@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -207,9 +208,21 @@ def algorithm[T](cls: type[T]) -> type[T]:
     made: Any = _with_changes(cls)
     made.__post_init__ = _check_parts_and_hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
+    _check_relations(algorithm_class)
     _explain_unknown_fields(algorithm_class)
     registry.add("algorithm", algorithm_class)
     return algorithm_class
+
+
+def _check_relations(cls: Any) -> None:
+    """Raise a TypeError if a field that the class declares depends on a setting that the class does not have."""
+    fields = cls.__dataclass_fields__
+    for name in fields.keys() & vars(cls).get("__annotations__", {}).keys():
+        for relation in ("only_with", "at_most", "less_than"):
+            path = fields[name].metadata.get(relation) or ""
+            for setting in re.findall(r"(?:^| or | and )(?:not )?(\w+)", path):
+                if setting not in fields:
+                    raise TypeError(f"{cls.__name__}.{name}: {relation}={path!r} names {setting!r}, which is no field")
 
 
 def _explain_unknown_fields(cls: Any) -> None:

@@ -13,7 +13,17 @@ from helpers.refused import refused
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
-from jaxrl.algos.base import changed, field_group, field_problems, has_effect, owner_at, parts, replace
+from jaxrl.algos.base import (
+    algorithm,
+    changed,
+    field_group,
+    field_problems,
+    has_effect,
+    number,
+    owner_at,
+    parts,
+    replace,
+)
 from jaxrl.algos.ddpg import DeterministicLearner
 from jaxrl.algos.fields import Memory, PeriodicTargetFields, PrioritizedReplay, ReplayFields
 from jaxrl.algos.kl_penalty import KLPenalty
@@ -192,6 +202,14 @@ def test_only_fields_of_groups_are_restated():
         @field_group
         class InvalidValue(ReplayFields):
             capcity: int = changed(3)
+
+
+def test_a_condition_names_a_field():
+    with pytest.raises(TypeError, match="critc"):
+
+        @algorithm
+        class InvalidValue(jaxrl.SAC):
+            extra: float = number(1.0, only_with="critic and not critc.head")
 
 
 def test_no_restated_default_is_lost_by_the_order_of_groups():
