@@ -107,11 +107,11 @@ class Observations(struct.PyTreeNode):
         return q_learning.transition_keys(key, jax.tree.leaves(self.observation)[0].shape[0], replicas)
 
     def loss(self, losses: jax.Array, weight: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
-        """Return this device's share of the mean of `losses` [N]; there is no time for `reduction`."""
+        """Return this device's share of the mean of `losses` [N]; `reduction` is for sequences."""
         return weighted_mean(losses, weight, replicas)
 
     def priorities(self, error: jax.Array, weight: jax.Array, eta: Scalar) -> jax.Array:
-        """Return the priority of each item: the `error` [N] of its transition; there is no sequence for `eta`."""
+        """Return the priority of each item: the `error` [N] of its transition; `eta` is for sequences."""
         return error
 
 
