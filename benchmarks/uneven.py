@@ -1,6 +1,6 @@
 """Benefit of not waiting for slow environments if step times are uneven: `ready` and `learner_batch`.
 
-    python benchmarks/uneven.py [--only ready|pool|torchbeast] [--repeats 5]
+    python benchmarks/uneven.py [--only ready|pool|replay|torchbeast] [--algo dqn sac r2d2] [--repeats 5]
 
 `ready` measures `Sebulba(ready=...)`, which acts for the environments of a group that are ready first:
 
@@ -15,6 +15,9 @@ environments, each with its own free-running actor thread: steps of 2 ms for all
 of every environment, with one and with eight pending, compared with the first 8 full rollouts. Then PPO in 16
 environments with random step times as above: a group for each of 4 and 16 threads, compared with `ready` and one
 thread.
+
+`replay` measures the same for algorithms with a replay (defaults, but a small minimum size and batches of R2D2): 8
+environments with a thread each, and one rollout of every environment compared with the first 8 full rollouts.
 
 `torchbeast` uses the preset's network and settings in EnvPool's Pong-v5 (84x84x4): 48 environments in 12 threads with
 batches of 8 and 32, as in its paper, compared with 8 environments in one batch.
@@ -49,6 +52,11 @@ SECONDS = {
 }
 POOLED = 8
 GROUP, ROLLOUT = 16, 32
+REPLAYED = {
+    "dqn": jaxrl.DQN(min_size=100),
+    "sac": jaxrl.SAC(min_size=100),
+    "r2d2": jaxrl.R2D2(min_size=1000, batch_size=8),
+}
 PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
 
 
@@ -202,6 +210,33 @@ def pooled(task, iterations, repeats):
     return row
 
 
+def replayed(task, iterations, repeats):
+    """Measure `learner_batch` with a replay and one slow environment."""
+    algo, slow = REPLAYED[task], "one ten times as slow"
+    source = record.resolved(algo, Uneven("even"), POOLED).experience["replay"]
+    iterations = iterations * ROLLOUT // source.rollout_length
+    pool = {"learner_batch": POOLED}
+    choices = {
+        "even, round": ("even", {}),
+        "even, pool": ("even", pool),
+        "one slow, round": (slow, {}),
+        "one slow, pool": (slow, pool),
+    }
+    asks = {
+        name: functools.partial(
+            rows_per_second, algo, Uneven(steps), iterations, num_envs=POOLED, actors=POOLED, **chosen
+        )
+        for name, (steps, chosen) in choices.items()
+    }
+    rates, lags = in_turn(asks, repeats)
+    row = {"algorithm": task, "environments": POOLED} | {f"{name} (rows/s)": rate for name, rate in rates.items()}
+    row |= {f"{name} (largest lag)": max(found) for name, found in lags.items()}
+    row["one slow, pool / even, pool"] = rates["one slow, pool"] / rates["even, pool"]
+    row["one slow, round / even, round"] = rates["one slow, round"] / rates["even, round"]
+    row["one slow, pool / even, round"] = rates["one slow, pool"] / rates["even, round"]
+    return row
+
+
 def torchbeast(task, iterations, repeats):
     """Measure the preset with its paper's environments and batches."""
     preset = jaxrl.preset("torchbeast")
@@ -224,11 +259,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--only", choices=["ready", "pool", "torchbeast"], default=None)
+    parser.add_argument("--only", choices=["ready", "pool", "replay", "torchbeast"], default=None)
+    parser.add_argument("--algo", nargs="+", choices=[*REPLAYED], default=[*REPLAYED], help="algorithms of replay")
     arguments = parser.parse_args()
     parts = {
         "ready": (measured, ("by chance", "one slow", "even", "Pong-v5"), "uneven"),
         "pool": (pooled, ("one ten times as slow", "by chance"), "pool"),
+        "replay": (replayed, arguments.algo, "replay-pool"),
         "torchbeast": (torchbeast, ("Pong-v5",), "torchbeast"),
     }
     for part, (measure, tasks, name) in parts.items():

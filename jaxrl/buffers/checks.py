@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jaxrl.buffers import flashbax, index, replay, ring
-from jaxrl.core.sources import Fifo, Remover, Replay, value_problems
+from jaxrl.core.sources import Fifo, Lifo, Remover, Replay, value_problems
 
 
 def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, shards: int) -> list[str]:
@@ -19,6 +19,15 @@ def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, 
     for name in sources:
         found += [f"replay source {name!r}: {line}" for line in _problems(sources, name, num_envs, rollout, shards)]
     return found
+
+
+def group_problems(name: str, source: Replay) -> list[str]:
+    """Return the reasons why groups of environments cannot store rows in a source independently, one line each."""
+    found = [str(rule) for rule in index.rules(source) if isinstance(rule, Fifo | Lifo)]
+    if source.storage == "flashbax":
+        found.append("storage='flashbax'")
+    why = "needs the order of rows over all environments; use another one, or learner_batch=None"
+    return [f"replay source {name!r}: {one} {why}" for one in found]
 
 
 def _problems(sources, name, num_envs, rollout, shards):

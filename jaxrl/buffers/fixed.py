@@ -67,7 +67,7 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
             # NumPy, because the caller decides on which devices the rows are placed.
             numbered: PyTree = step if stored.episode_steps else None
             counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
-            made[name] = Ring(stored.select(rows), (), numbered, *counts, parts)
+            made[name] = Ring(stored.select(rows), (), numbered, *counts, parts=parts)
     return made
 
 

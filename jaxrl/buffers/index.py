@@ -29,7 +29,7 @@ class Index(struct.PyTreeNode):
     drawable: jax.Array  # [shards] int32, number of items
     largest: jax.Array  # [shards] float32, the largest priority so far
     refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
-    stamps: jax.Array  # [slots] int32: `updates` when the slot was written; no shard axis
+    stamps: jax.Array  # [slots], or [groups, slots] with groups, int32: `updates` when written; no shard axis
     end: jax.Array | None  # int32, the slot after the last write, for a remover; no shard axis
     updates: jax.Array  # int32, batches sampled so far; no shard axis
     sampled: Counter  # items sampled so far, over all devices; no shard axis
@@ -52,7 +52,7 @@ def heap(source: Replay) -> bool:
     return isinstance(source.sampler, MinHeap | MaxHeap)
 
 
-def _rules(source: Replay) -> tuple[Sampler, ...]:
+def rules(source: Replay) -> tuple[Sampler, ...]:
     """Return the sampler and, for a bounded view, the remover."""
     remover = source.remover
     return (source.sampler,) if remover is None or not bounded(source) else (source.sampler, remover)
@@ -68,11 +68,11 @@ def over_all(source: Replay) -> bool:
     return samplers.by_chance(source.sampler) and not dense(source) and not one_by_one(source)
 
 
-def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
-    """Return the index of an empty ring with `shards` shards of `columns` environments."""
+def init(source: Replay, shards: int, slots: int, columns: int, groups: int | None = None) -> Index:
+    """Return the index of an empty ring with `shards` shards of `columns` environments; `groups` as in `ring.init`."""
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
-    levels, heaps = (), any(isinstance(rule, MinHeap | MaxHeap) for rule in _rules(source))
+    levels, heaps = (), any(isinstance(rule, MinHeap | MaxHeap) for rule in rules(source))
     if heap(source):
         levels = best_tree.init(shards, positions)
     elif not dense(source):
@@ -87,7 +87,7 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
         drawable=jnp.zeros(shards, jnp.int32),
         largest=jnp.ones(shards, jnp.float32),
         refused=jnp.zeros(shards, jnp.int32),
-        stamps=jnp.zeros(slots, jnp.int32),
+        stamps=jnp.zeros(slots if groups is None else (groups, slots), jnp.int32),
         end=jnp.int32(0) if bounded(source) else None,
         updates=jnp.int32(0),
         sampled=Counter.zero(),
@@ -108,7 +108,24 @@ def by_shard(x: jax.Array, shards: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(slots, shards, envs // shards), 1, 0).reshape(shards, -1)
 
 
-def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, limit: int = 0) -> Index:
+def places(index: Index, start: jax.Array, count: int, members: jax.Array) -> jax.Array:
+    """Return the positions, int32 [count * k], of rows in the columns `members` [k] of a single shard.
+
+    The rows are those in `count` slots from `start` on, modulo the number of slots.
+    """
+    positions, slots = index.times_sampled.shape[1], index.stamps.shape[-1]
+    slot = (start + jnp.arange(count, dtype=jnp.int32)) % slots
+    return (slot[:, None] * (positions // slots) + members[None]).reshape(-1)
+
+
+def write(
+    index: Index,
+    source: Replay,
+    start: jax.Array,
+    priority: jax.Array,
+    limit: int = 0,
+    members: jax.Array | None = None,
+) -> Index:
     """Set the items that begin at the rows in a range of slots.
 
     Args:
@@ -117,16 +134,19 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
       start: the first slot, int32, modulo the number of slots.
       priority: priorities of the items, float32 [count, B], negative where no item begins.
       limit: maximum number of items of a shard in a bounded view, static.
+      members: the B columns in a single shard, int32 [B]; None: all columns.
     """
     assert index.priority is not None, "a dense index is read-only"
     shards, positions = index.priority.shape
-    slots = index.stamps.shape[0]
+    slots = index.stamps.shape[-1]
     columns = positions // slots
     new = by_shard(priority, shards)
     refuse = ~samplers.acceptable(new) & (new != samplers.ABSENT)
     new = jnp.where(refuse, samplers.ABSENT, new)
     first = (start % slots) * columns
     position = (first + jnp.arange(new.shape[1], dtype=jnp.int32)) % positions
+    if members is not None:
+        position = places(index, start, priority.shape[0], members)
 
     before, after = _held(index.priority[:, position]), _held(new)
     # Read first, then write: otherwise XLA copies the whole array to read it afterwards.
@@ -142,6 +162,9 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array, l
         refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1, dtype=jnp.int32),
         end=None if index.end is None else (start + priority.shape[0]) % slots,
     )
+    if members is not None:
+        index = _put(index, source, jnp.zeros_like(position), position, new[0])
+        return _limited(index, source, limit) if bounded(source) else index
     if heap(source):
         levels = best_tree.put_range(index.levels, first, new.shape[1], positions, _ranks(index, source.sampler))
     else:
@@ -190,7 +213,7 @@ def _weight(source: Replay, priority: jax.Array) -> jax.Array:
 
 
 def _ranks(index: Index, rule: Sampler | None) -> best_tree.Ranks:
-    (_, positions), slots = index.times_sampled.shape, index.stamps.shape[0]
+    (_, positions), slots = index.times_sampled.shape, index.stamps.shape[-1]
 
     def ranks(tree, position):
         assert index.priority is not None and rule is not None, "only ordered samplers have ranks"
@@ -409,7 +432,7 @@ def update(
         largest=jnp.maximum(index.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0))),
         refused=index.refused.at[shard].add((live & ~fine).astype(jnp.int32)),
     )
-    if not by_priority(*_rules(source)):
+    if not by_priority(*rules(source)):
         return index
     if index.touched is not None:
         index = index.replace(touched=index.touched.at[shard, where].set(index.updates, mode="drop"))

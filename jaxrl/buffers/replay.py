@@ -116,6 +116,8 @@ class ReplayBuffer:
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
       num_envs: number of environments over all devices.
+      groups: number of groups of environments that store their rollouts independently, on one device and in one shard;
+        None: every rollout is one of all environments.
       rollout_length: number of rows per environment that each `add` stores.
       shards: number of logical shards over all devices.
       replicas: the devices, with the shards of this device.
@@ -130,6 +132,7 @@ class ReplayBuffer:
     shards: int
     replicas: Replicas
     initial_carry: PyTree = ()
+    groups: int | None = None
 
     @property
     def lookback(self) -> int:
@@ -145,20 +148,21 @@ class ReplayBuffer:
         """Return an empty replay over all devices.
 
         Args:
-          rows: rows with leaves `[T, num_envs, ...]`, or their shapes, including extras.
-          carry: carry `[num_envs, ...]`, or its shapes.
+          rows: rows with leaves `[T, B, ...]`, or their shapes, including extras, for any B.
+          carry: carry `[B, ...]`, or its shapes.
 
         Raises:
           ConfigError: `rows` lack a leaf that the source needs, or a leaf has the wrong type; the message names it.
         """
         self._check(rows)
-        empty = index.init(self.source, self.shards, self.slots, self.num_envs // self.shards)
+        empty = index.init(self.source, self.shards, self.slots, self.num_envs // self.shards, self.groups)
         if self.source.over is not None:
             return ReplayState(None, empty)
         example = jax.eval_shape(self.storage.select, rows)
-        stored, size = self.storage, (self.slots, self.rollout_length)
+        stored, size = self.storage, (self.num_envs, self.slots, self.rollout_length)
         ring_carry = carry if stored.carries else ()
-        return ReplayState(ring.init(example, ring_carry, *size, stored.episode_steps, stored.on_host), empty)
+        made = ring.init(example, ring_carry, *size, stored.episode_steps, stored.on_host, self.groups)
+        return ReplayState(made, empty)
 
     def partition(self, axis: str) -> ReplayState:
         """Return the state's partition specs on a mesh whose axis `axis` shards the environments."""
@@ -191,15 +195,17 @@ class ReplayBuffer:
         slots, columns = rows.slots, rows.columns // self.replicas.shards
         idx, shard, position, chance, priority, mine = self._drawn(rows, idx, key)
         slot, column = position // columns, shard * columns + position % columns
-        step = rows.step_at(slot)
+        own = rows.at(position)
+        step = own.step_at(slot)
+        stamps = idx.stamps[slot] if self.groups is None else idx.stamps[rows.group_at(position), slot]
         info = SampleInfo(
             position=(self.replicas.first_shard + shard) * (slots * columns) + position,
             step=step,
             probability=chance,
             importance=jnp.ones_like(chance),
             priority=priority,
-            age_steps=(rows.written - 1 - step).astype(jnp.int32),
-            age_updates=idx.updates - idx.stamps[slot],
+            age_steps=(own.written - 1 - step).astype(jnp.int32),
+            age_updates=idx.updates - stamps,
             times_sampled=idx.times_sampled[shard, position],
         )
         found = source.batch_size
@@ -263,7 +269,7 @@ class ReplayBuffer:
         if self.replicas.devices > 1:  # an item may be on any device
             update = tuple(batches.everywhere(x, self.replicas) for x in update)
         number, step, priority, chance = update
-        drawn = state.ring.holds(step) & (chance > 0.0)
+        drawn = state.ring.at(number).holds(step) & (chance > 0.0)
         positions = state.index.times_sampled.shape[1]
         shard, position = number // positions - self.replicas.first_shard, number % positions
         return state.replace(index=index.update(state.index, self.source, shard, position, priority, drawn))
@@ -334,16 +340,21 @@ class ReplayBuffer:
         length, ahead, back = self.rollout_length, self.source.lookahead, self.lookback
         shards = idx.drawable.shape[0]
         columns = after.columns // shards
-        written = (after.cursor - length) % after.slots
-        fresh = idx.replace(
-            times_sampled=jax.lax.dynamic_update_slice_in_dim(
+        written, members = (after.cursor - length) % after.slots, after.members
+        if members is None:
+            inserted = length * self.num_envs
+            times_sampled = jax.lax.dynamic_update_slice_in_dim(
                 idx.times_sampled, jnp.zeros((shards, length * columns), jnp.int32), written * columns, 1
-            ),
-            stamps=jax.lax.dynamic_update_slice_in_dim(
+            )
+            stamps = jax.lax.dynamic_update_slice_in_dim(
                 idx.stamps, jnp.broadcast_to(idx.updates[None], (length,)), written, 0
-            ),
-            inserted=idx.inserted.add(length * self.num_envs),
-        )
+            )
+        else:
+            inserted = length * columns
+            times_sampled = idx.times_sampled.at[0, index.places(idx, written, length, members)].set(0)
+            slot = written + jnp.arange(length, dtype=jnp.int32)
+            stamps = idx.stamps.at[members[0] // columns, slot].set(idx.updates)
+        fresh = idx.replace(times_sampled=times_sampled, stamps=stamps, inserted=idx.inserted.add(inserted))
         # The rows whose items are now complete: they follow those that became complete at the last write.
         start = after.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= after.filled)[:, None]
@@ -355,7 +366,7 @@ class ReplayBuffer:
         blank = jnp.full((ahead + back, after.columns), samplers.ABSENT, jnp.float32)
         priority = jnp.where(begun & exists, priority, samplers.ABSENT)
         limit = self.source.capacity // self.shards
-        return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit)
+        return index.write(fresh, self.source, start, jnp.concatenate([priority, blank]), limit, members)
 
     def _importance(self, idx: Index, chance: jax.Array) -> jax.Array:
         """Return the importance weights of draws with probabilities `chance`; 1 without priorities."""
@@ -392,14 +403,19 @@ def bind(
     shards: int,
     replicas: Replicas,
     initial_carry: PyTree = (),
+    groups: int | None = None,
 ) -> dict[str, ReplayBuffer]:
     """Return the buffers of an algorithm's replay sources by name; see `ReplayBuffer` for the arguments."""
-    fixed = num_envs, rollout_length, shards, replicas, initial_carry
+    fixed = num_envs, rollout_length, shards, replicas, initial_carry, groups
     return {name: ReplayBuffer(name, source, storage(sources, name), *fixed) for name, source in sources.items()}
 
 
 def add(
-    buffers: Mapping[str, ReplayBuffer], states: Mapping[str, ReplayState], rows: Trajectory, carry: PyTree
+    buffers: Mapping[str, ReplayBuffer],
+    states: Mapping[str, ReplayState],
+    rows: Trajectory,
+    carry: PyTree,
+    group: jax.Array | None = None,
 ) -> dict[str, ReplayState]:
     """Store one rollout in the rings of buffers, and update every index over them.
 
@@ -408,6 +424,7 @@ def add(
       states: states of the buffers, by name.
       rows: rows `[T, B, ...]` with their extras; T is `rollout_length`.
       carry: carry `[B, ...]` at the first row.
+      group: index of the group of environments that collected the rollout, int32, if groups store independently.
 
     Returns:
       The states after the write.
@@ -416,24 +433,30 @@ def add(
     chex.assert_type([rows.reward, rows.terminated, rows.truncated, rows.first, rows.weight], [float] + [bool] * 4)
     chex.assert_tree_shape_prefix(rows, rows.reward.shape)
     owner = {name: buffer.source.over or name for name, buffer in buffers.items()}
-    rings: dict[str, Ring] = {}
-    expired = {name: buffer._expiring(states[name].index, states[owner[name]].ring) for name, buffer in buffers.items()}
+    written: dict[str, Ring] = {}
+    rings = {name: states[name].ring for name in buffers if owner[name] == name}
+    if group is not None:
+        rings = {name: every.of_group(group) for name, every in rings.items()}
+    expired = {name: buffer._expiring(states[name].index, rings[owner[name]]) for name, buffer in buffers.items()}
     # Rows are read before they are overwritten: otherwise XLA copies whole arrays to read them afterwards.
     # Observations are left out of the barrier, because it would copy the larger array that they may be part of.
     rest, expired = jax.lax.optimization_barrier((rows.replace(observation=()), expired))
     rows = rest.replace(observation=rows.observation)
     for name, buffer in buffers.items():
         if owner[name] == name:
-            before, selected = states[name].ring, buffer.storage.select(rows)
+            before, selected = rings[name], buffer.storage.select(rows)
             ring_carry = carry if buffer.storage.carries else ()
             signature.check(before.rows, selected, f"rows for replay source {name!r}", leading=2)
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), before.carry)
             signature.check(one, ring_carry, f"carry for replay source {name!r}", leading=1)
-            rings[name] = ring.add(before, selected, ring_carry)
-    return {
-        name: ReplayState(rings.get(name), buffer._inserted(states[name].index, rings[owner[name]], expired[name]))
+            written[name] = ring.add(before, selected, ring_carry)
+    indices = {
+        name: buffer._inserted(states[name].index, written[owner[name]], expired[name])
         for name, buffer in buffers.items()
     }
+    if group is not None:
+        written = {name: states[name].ring.with_group(group, own) for name, own in written.items()}
+    return {name: ReplayState(written.get(name), index) for name, index in indices.items()}
 
 
 def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:

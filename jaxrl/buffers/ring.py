@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec
 
 from jaxrl.core.types import PyTree, Trajectory
 
+_COUNTERS = "cursor", "filled", "written"
+
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory:
@@ -39,6 +41,9 @@ class Ring(struct.PyTreeNode):
     """Stored rows and the slot of the next row. A row's step is its number among all rows of its environment.
 
     Observations and recurrent states, which use most of the memory, may be in the host's memory: see `is_on_host`.
+
+    If G groups of environments store their rollouts independently, each at its own slot, the counters have shape [G],
+    and the columns of a group are adjacent. `of_group` returns the ring of one of these groups, to write to it.
     """
 
     rows: Trajectory  # [environment, slots, ...]
@@ -48,6 +53,7 @@ class Ring(struct.PyTreeNode):
     filled: jax.Array  # int32, number of slots that hold rows
     written: jax.Array  # uint32, number of steps so far, modulo 2^32
     parts: Parts | None = None  # only for rings of datasets, which are full from the start
+    members: jax.Array | None = None  # int32 [k], the columns of a group; only in a result of `of_group`
 
     @property
     def slots(self) -> int:
@@ -55,7 +61,28 @@ class Ring(struct.PyTreeNode):
 
     @property
     def columns(self) -> int:
-        return self.rows.reward.shape[0]
+        return self.rows.reward.shape[0] if self.members is None else self.members.shape[0]
+
+    def group_at(self, position: jax.Array | int) -> jax.Array | int:
+        """Return the groups of columns, or of positions in a single shard (`slot * columns + column`)."""
+        return position % self.columns // (self.columns // self.cursor.shape[0])
+
+    def at(self, position: jax.Array | int) -> "Ring":
+        """Return this ring, with groups with the counters of each position's group; `position` as in `group_at`."""
+        return self if self.cursor.ndim == 0 else self._counting(self.group_at(position))
+
+    def of_group(self, group: jax.Array) -> "Ring":
+        """Return the ring of one group, whose index is an int32 scalar: its counters, and its columns as `members`."""
+        size = self.columns // self.cursor.shape[0]
+        return self._counting(group).replace(members=group * size + jnp.arange(size, dtype=jnp.int32))
+
+    def with_group(self, group: jax.Array, own: "Ring") -> "Ring":
+        """Return the ring after a write to a result of `of_group`."""
+        counters = {name: getattr(self, name).at[group].set(getattr(own, name)) for name in _COUNTERS}
+        return own.replace(members=None, **counters)
+
+    def _counting(self, group):
+        return self.replace(**{name: getattr(self, name)[group] for name in _COUNTERS})
 
     def step_at(self, slot: jax.Array) -> jax.Array:
         """Return the step (uint32) of the row in a slot."""
@@ -78,7 +105,8 @@ class Ring(struct.PyTreeNode):
 
     def take_all(self, leaf: jax.Array, slot: jax.Array) -> jax.Array:
         """Return the entries of a leaf at slots [count] of every environment, [count, environment, ...]."""
-        return self.take(leaf, slot[:, None], jnp.arange(self.columns, dtype=jnp.int32)[None])
+        columns = jnp.arange(self.columns, dtype=jnp.int32) if self.members is None else self.members
+        return self.take(leaf, slot[:, None], columns[None])
 
 
 def slots(capacity: int, num_envs: int, rollout: int) -> int:
@@ -86,15 +114,26 @@ def slots(capacity: int, num_envs: int, rollout: int) -> int:
     return max(capacity // (num_envs * rollout), 1) * rollout
 
 
-def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_steps: bool, on_host: bool = False) -> Ring:
+def init(
+    example: Trajectory,
+    carry: PyTree,
+    columns: int,
+    slots: int,
+    rollout: int,
+    keep_steps: bool,
+    on_host: bool = False,
+    groups: int | None = None,
+) -> Ring:
     """Return an empty ring.
 
     Args:
       example: rows with leaves `[T, B, ...]`, or their shapes; only the shapes of one row are used.
       carry: carry `[B, ...]`, or its shapes; () to store none.
+      columns: number of environments.
       slots: number of slots, a multiple of `rollout`, the length of every write.
       keep_steps: whether to number the rows of each episode.
       on_host: whether observations and recurrent states are stored in the host's memory.
+      groups: number of groups of environments that store their rollouts independently; None: all store together.
     """
 
     def zeros(shape, dtype, space):
@@ -103,16 +142,17 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
         # Broadcast from a scalar on the host: otherwise the zeros would fill the device's memory first.
         return jax.lax.broadcast(jax.device_put(jnp.zeros((), dtype), space), shape)
 
+    counters = () if groups is None else (groups,)
     large = jax.memory.Space.Host if on_host else jax.memory.Space.Device
-    empty = lambda x, space=jax.memory.Space.Device: zeros((x.shape[1], slots, *x.shape[2:]), x.dtype, space)  # noqa: E731
+    empty = lambda x, space=jax.memory.Space.Device: zeros((columns, slots, *x.shape[2:]), x.dtype, space)  # noqa: E731
     rows = jax.tree.map(empty, example.replace(observation=()))
     return Ring(
         rows=rows.replace(observation=jax.tree.map(lambda x: empty(x, large), example.observation)),
-        carry=jax.tree.map(lambda x: zeros((x.shape[0], slots // rollout, *x.shape[1:]), x.dtype, large), carry),
-        episode_step=jnp.zeros((example.reward.shape[1], slots), jnp.int32) if keep_steps else None,
-        cursor=jnp.int32(0),
-        filled=jnp.int32(0),
-        written=jnp.uint32(0),
+        carry=jax.tree.map(lambda x: zeros((columns, slots // rollout, *x.shape[1:]), x.dtype, large), carry),
+        episode_step=jnp.zeros((columns, slots), jnp.int32) if keep_steps else None,
+        cursor=jnp.zeros(counters, jnp.int32),
+        filled=jnp.zeros(counters, jnp.int32),
+        written=jnp.zeros(counters, jnp.uint32),
     )
 
 
@@ -133,28 +173,32 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
     """Store one rollout `[T, B, ...]`, where T is `init`'s `rollout`, and the carry `[B, ...]` at its first row.
 
+    The B environments are all columns of the ring, or those of a group if the ring is a result of `Ring.of_group`.
+
     If a row of nonzero weight is followed by the first row of an episode, its next observation is missing (for example
     because the run was resumed with new host environments), and the row is stored with weight 0.
     """
     length, size = rows.reward.shape[0], ring.slots
     rows = rows.replace(weight=rows.weight & jnp.concatenate([~rows.first[1:], jnp.ones_like(rows.first[:1])]))
     last = (ring.cursor - 1) % size
-    weight = ring.rows.weight.at[:, last].set(ring.rows.weight[:, last] & ~rows.first[0])
+    columns = slice(None) if ring.members is None else ring.members
+    weight = ring.rows.weight.at[columns, last].set(ring.rows.weight[columns, last] & ~rows.first[0])
     ring = ring.replace(rows=ring.rows.replace(weight=weight))
 
     def write(stored, new, slot=ring.cursor):
-        new = jnp.swapaxes(new, 0, 1)
+        new, column = jnp.swapaxes(new, 0, 1), jnp.int32(0) if ring.members is None else ring.members[0]
         if is_on_host(stored):
-            new, slot = jax.device_put((new, slot), jax.memory.Space.Host)
-        return jax.lax.dynamic_update_slice_in_dim(stored, new, slot, 1, allow_negative_indices=False)
+            new, slot, column = jax.device_put((new, slot, column), jax.memory.Space.Host)
+        start = column, slot, *[jnp.zeros_like(slot)] * (stored.ndim - 2)
+        return jax.lax.dynamic_update_slice(stored, new, start, allow_negative_indices=False)
 
     episode_step = None
     if ring.episode_step is not None:
         # Count from the episode's first row, or continue from the last stored number, without a loop over time.
         number = jnp.arange(length, dtype=jnp.int32)[:, None]
-        began = jax.lax.cummax(jnp.where(rows.first, number, -1 - ring.episode_step[:, last][None]), axis=0)
+        began = jax.lax.cummax(jnp.where(rows.first, number, -1 - ring.episode_step[columns, last][None]), axis=0)
         episode_step = write(ring.episode_step, number - began)
-    return Ring(
+    return ring.replace(
         rows=jax.tree.map(write, ring.rows, rows),
         carry=jax.tree.map(lambda stored, new: write(stored, new[None], ring.cursor // length), ring.carry, carry),
         episode_step=episode_step,

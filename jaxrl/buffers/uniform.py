@@ -15,7 +15,8 @@ def draw(
 
     In a dataset, all transitions of all shards are equally likely. In rows that a run collected, all transitions of a
     shard are equally likely: the draw of a row of weight 0, such as an episode's last observation, is repeated up to
-    three times. If every attempt fails, the result is a row that is ignored in learning.
+    three times. If every attempt fails, the result is a row that is ignored in learning. If groups of environments
+    store their rollouts independently, the rows of all groups are equally likely.
 
     Args:
       ring: the ring that stores the rows; its environments are ordered by shard.
@@ -32,22 +33,37 @@ def draw(
         number = below(bits(key, shard, count), ring.parts.total)
         at = (ring.parts.offset[:, None] + number) // shards
         return jnp.take_along_axis(ring.parts.slot, at, axis=1), jnp.ones(at.shape, bool)
-    columns = ring.columns // shard.shape[0]
     # The newest rows lack the rows after them, and a full ring's oldest rows lack those before them.
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)
-    room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
     words = [bits(key, shard, count)]
     for _ in range(_TRIES - 1):
         words.append(mixed(words[-1]))
-    number = below(jnp.stack(words, axis=1), room * columns)
-    slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
-    here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
-    weight = ring.take(ring.rows.weight, slot, here * columns + number % columns)
-    counts = weight & (ring.filled > lookahead + oldest)
+    tried, columns = jnp.stack(words, axis=1), ring.columns // shard.shape[0]
+    if ring.cursor.ndim == 1:
+        slot, column, some = _of_groups(ring, tried, lookahead, oldest)
+    else:
+        room = jnp.maximum(ring.filled - lookahead - oldest, 1)
+        number = below(tried, room * columns)
+        slot, column = ring.cursor - ring.filled + oldest + number // columns, number % columns
+        some = ring.filled > lookahead + oldest
+    slot, here = slot % ring.slots, jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
+    counts = ring.take(ring.rows.weight, slot, here * columns + column) & some
     first = jnp.argmax(counts, axis=1, keepdims=True)
-    position = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
+    position = jnp.take_along_axis(slot * columns + column, first, axis=1)[:, 0]
     return position, jnp.any(counts, axis=1)
+
+
+def _of_groups(ring, bits, lookahead, oldest):
+    """Draw among the rows of all groups; return slots and columns, shaped as `bits`, and whether there are any rows."""
+    groups = ring.cursor.shape[0]
+    size = ring.columns // groups
+    ends = jnp.cumsum(jnp.maximum(ring.filled - lookahead - oldest, 0) * size, dtype=jnp.int32)
+    number = below(bits, jnp.maximum(ends[-1], 1))
+    group = jnp.minimum(jnp.searchsorted(ends, number, side="right"), groups - 1).astype(jnp.int32)
+    # Count from the end, as the newest rows of every group are adjacent to its cursor.
+    back = ends[group] - 1 - number
+    return ring.cursor[group] - lookahead - 1 - back // size, group * size + back % size, ends[-1] > 0
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:

@@ -123,6 +123,8 @@ class Rollout(struct.PyTreeNode):
     final_carry: Carry  # [B, ...] at the last time step
     statistics: PyTree = ()  # frozen normalizer statistics used for acting; [B, ...] if environments differ
     version: jax.Array | None = None  # version of the actor state used for acting, int32
+    # Groups of environments that collected equal parts of the batch, int32 [parts], if a replay stores them separately.
+    groups: jax.Array | None = None
     # Whether each column is one episode, from its first row on, followed by rows of weight 0.
     whole_episodes: bool = struct.field(pytree_node=False, default=False)
 

@@ -30,6 +30,19 @@ from jaxrl.parallel.rollout import executed, rollout_length
 
 
 @dataclasses.dataclass(frozen=True)
+class Pool:
+    """Groups of environments of which an iteration learns from any rollouts, possibly several of the same group.
+
+    Args:
+      groups: number of groups.
+      size: number of environments of each group.
+    """
+
+    groups: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Experience:
     """The data that an algorithm learns from in one run: its replays and a dataset. All functions are pure.
 
@@ -39,10 +52,12 @@ class Experience:
     Args:
       algo: the algorithm, whose `experience` defines the sources; its schedules must be resolved before sampling.
       spec: the spec of the environment.
-      num_envs: number of environments over all devices.
+      num_envs: number of environments that an iteration has rollouts of, over all devices.
       shards: number of logical shards over all devices.
       dataset_fraction: fraction of every batch of a `Replay` that comes from a dataset.
       replicas: the devices that store and sample rows.
+      pool: the groups that store their rollouts independently, on one device and in one shard; None: every rollout is
+        one of all environments.
     """
 
     algo: Algorithm
@@ -51,6 +66,12 @@ class Experience:
     shards: int
     dataset_fraction: float = 0.0
     replicas: Replicas = SingleReplica()
+    pool: Pool | None = None
+
+    @property
+    def all_envs(self) -> int:
+        """The number of environments whose rows the replays store, over all devices."""
+        return self.num_envs if self.pool is None else self.pool.groups * self.pool.size
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
@@ -89,7 +110,7 @@ class Experience:
             for name, source in self.online_sources.items()
             if source.storage == "flashbax"
         }
-        return {**self._bound(rings, length), **others}
+        return {**self._bound(rings, length, self.pool and self.pool.groups), **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
@@ -116,17 +137,18 @@ class Experience:
             if isinstance(source, Episodes)
         }
 
-    def _bound(self, sources: Mapping[str, Replay], length: int) -> dict[str, ReplayBuffer]:
+    def _bound(self, sources: Mapping[str, Replay], length: int, groups: int | None = None) -> dict[str, ReplayBuffer]:
         carry = ()
         if any(source.sequence is not None for source in sources.values()):
-            carry = self.algo.initial_carry(self.spec, jnp.int32(0), self.num_envs)
+            carry = self.algo.initial_carry(self.spec, jnp.int32(0), self.all_envs)
         return replay.bind(
             sources,
-            num_envs=self.num_envs,
+            num_envs=self.all_envs,
             rollout_length=length,
             shards=self.shards,
             replicas=self.replicas,
             initial_carry=carry,
+            groups=groups,
         )
 
     @property
@@ -150,9 +172,11 @@ class Experience:
 
     def problems(self) -> list[str]:
         """Return one line per problem of the sources in this setup; empty if the sources are valid."""
-        found = checks.source_problems(self.online_sources, self.num_envs, rollout_length(self.algo), self.shards)
+        found = checks.source_problems(self.online_sources, self.all_envs, rollout_length(self.algo), self.shards)
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
-        for source in self.online_sources.values():
+        for name, source in self.online_sources.items():
+            if self.pool is not None:
+                found += checks.group_problems(name, source)
             found += replay_ratio.problems(source.replay_ratio, self.num_envs, rollout_length(self.algo))
         for name, source in self.algo.experience.items():
             if not isinstance(source, Replay) or self.dataset_fraction in (0.0, 1.0):
@@ -199,7 +223,15 @@ class Experience:
         """Store a rollout of this device's environments."""
         rows, carry = executed(rollout.rows, self.spec), rollout.carry
         rings = {name: buffer for name, buffer in self.online.items() if isinstance(buffer, ReplayBuffer)}
-        stored = replay.add(rings, {name: states[name] for name in rings}, rows, carry) if rings else {}
+        stored = {name: states[name] for name in rings}
+        if rings and rollout.groups is None:
+            stored = replay.add(rings, stored, rows, carry)
+        elif rollout.groups is not None:
+            size = rows.reward.shape[1] // len(rollout.groups)
+            for number, group in enumerate(rollout.groups):
+                part = slice(number * size, (number + 1) * size)
+                of_group = jax.tree.map(lambda x, part=part: x[:, part], rows)
+                stored = replay.add(rings, stored, of_group, jax.tree.map(lambda x, part=part: x[part], carry), group)
         others = {name: buffer for name, buffer in self.online.items() if name not in rings}
         stored |= {name: buffer.add(states[name], rows, carry) for name, buffer in others.items()}
         stored |= {name: buffer.add(states[name], rollout) for name, buffer in self.episodes.items()}

@@ -90,13 +90,13 @@ def iterate[Env](
     if collected is not None:
         state, broken = store(experience, state, collected)
         # Learning does not use the statistics of episodes.
-        learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
+        learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None), groups=None)
         sources = experience.algo.experience.items()
         rollouts = {name: learned for name, source in sources if isinstance(source, Rollouts | Episodes)}
     # All runs of a mapped batch share the counters, so this stays a branch under vmap.
     held = state.steps_per_env.since(state.empty_at) * experience.num_envs
     online = experience.online_sources.values()
-    enough = held >= max((replay.least_size(source, experience.num_envs) for source in online), default=0)
+    enough = held >= max((replay.least_size(source, experience.all_envs) for source in online), default=0)
     if collected is None:
         updates = 1  # without environments, there are no steps for a replay ratio
     elif experience.episodes:

@@ -18,7 +18,7 @@ from jaxrl.core.types import Algorithm, EnvSpec, Episodes, PyTree, Replicas
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.experience import Experience
+from jaxrl.parallel.experience import Experience, Pool
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.targets import Target
 
@@ -37,6 +37,7 @@ class Layout:
       dataset_fraction: the fraction of every batch that comes from a dataset.
       streams: whether the host sends batches of the dataset to the devices, which then have no buffers.
       target: accelerators to compile for, without running on them; None: programs run on this machine's devices.
+      pool: the groups whose rollouts the replays store independently, as in `Experience`.
     """
 
     spec: EnvSpec
@@ -46,6 +47,7 @@ class Layout:
     dataset_fraction: float = 0.0
     streams: bool = False
     target: Target | None = None
+    pool: Pool | None = None
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -62,7 +64,8 @@ class Layout:
 
     def experience(self, algo: Algorithm) -> Experience:
         """Return the experience that `algo` learns from."""
-        return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
+        fraction = self.dataset_fraction
+        return Experience(algo, self.spec, self.num_envs, self.shards, fraction, self.replicas, self.pool)
 
     def place(self, tree: PyTree) -> PyTree:
         """Return the numbers in `tree` as arrays on every device, so that calls of `chunk` do not transfer them.
@@ -128,6 +131,7 @@ def checked_layout(
     dataset_fraction: float = 0.0,
     processes: int | None = None,
     target: Target | None = None,
+    pool: Pool | None = None,
 ) -> Layout:
     """Check that environments, batches, shards and devices can be divided evenly, and return the layout.
 
@@ -139,6 +143,7 @@ def checked_layout(
       dataset_fraction: the fraction of every batch that comes from a dataset.
       processes: number of processes whose devices are used; None: all.
       target: accelerators to compile for, without running on them.
+      pool: the groups whose rollouts the replays store independently, as in `Experience`.
 
     Raises:
       ConfigError: the settings are invalid; the error lists all problems.
@@ -172,12 +177,12 @@ def checked_layout(
             continue
         problems = algo.validate(spec, num_envs, candidate)
         try:
-            problems += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+            problems += Experience(algo, spec, num_envs, candidate, dataset_fraction, pool=pool).problems()
         except (AttributeError, TypeError, ValueError):
             if not problems:  # a field has a wrong type, which the algorithm reports
                 raise
         if not problems:
-            return Layout(spec, num_envs, devices, candidate, dataset_fraction, target=target)
+            return Layout(spec, num_envs, devices, candidate, dataset_fraction, target=target, pool=pool)
     raise ConfigError(problems)
 
 

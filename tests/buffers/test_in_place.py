@@ -32,22 +32,25 @@ SOURCES = {
         "other": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(4), sampler=Uniform(), over="replay"),
     },
 }
+# Groups of environments store their rollouts each on its own.
+GROUPED = [(name, 4) for name in ("uniform", "prioritized", "sequences", "heap", "host", "bounded")]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SOURCES)
-def test_nothing_large_is_copied(name):
-    rollout = 4
-    buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))
-    zeros = functools.partial(jnp.zeros, (rollout, ENVS))
+@pytest.mark.parametrize(("name", "groups"), [*((name, None) for name in SOURCES), *GROUPED])
+def test_nothing_large_is_copied(name, groups):
+    rollout, shards = 4, 1 if groups else 2
+    fixed = {"rollout_length": rollout, "shards": shards, "replicas": SingleReplica(shards), "groups": groups}
+    buffers = replay.bind(SOURCES[name], num_envs=ENVS, **fixed)
+    zeros = functools.partial(jnp.zeros, (rollout, ENVS // (groups or 1)))
     flags = [zeros(dtype=bool)] * 4
-    rows = Trajectory(jnp.zeros((rollout, ENVS, 3)), zeros(dtype=jnp.int32), zeros(dtype=jnp.float32), *flags)
+    rows = Trajectory(jnp.zeros((*flags[0].shape, 3)), zeros(dtype=jnp.int32), zeros(dtype=jnp.float32), *flags)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def loop(states, key):
         def body(i, carried):
             states, total = carried
-            states = replay.add(buffers, states, rows, ())
+            states = replay.add(buffers, states, rows, (), i % groups if groups else None)
             for name, buffer in buffers.items():
                 state = states[name].replace(ring=states[buffer.source.over or name].ring)
                 key_i = jax.random.fold_in(key, i)

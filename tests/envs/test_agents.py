@@ -138,7 +138,7 @@ def test_returns_run_through_the_rows_of_an_agent_that_is_out():
     assert rollout.active[5:, 0].tolist() == [1, 0, 0, 0, 0, 0] and rows.weight[5:, 0].tolist() == [1, 1, 1, 1, 1, 0]
     found = returns.gae(returns.Segment.of_rows(rows, nothing, nothing[0]), 0.5, 1.0)
     assert found[5:, 0].tolist() == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 0]
-    stored = ring.add(ring.init(rows, (), 11, 11, False), rows, ())
+    stored = ring.add(ring.init(rows, (), rows.reward.shape[1], 11, 11, False), rows, ())
     item = transitions.gather(stored, jnp.int32([5]), jnp.int32([0]), 5, None)
     assert item.rewards.tolist() == [[0, 0, 0, 0, 1]] and not item.bootstrap[0]
 

@@ -144,14 +144,15 @@ class ActorThreads:
         for taken in batch:
             self._collectors[taken.group].give_back(taken.collected.rollout, is_learned)
 
-    def is_round_ready(self) -> bool:
-        """Return whether the next rollout of every group is full, so that `rollouts` would not wait.
+    def is_round_ready(self, version: int) -> bool:
+        """Return whether the next batch is complete, so that `rollouts(version)` would not wait.
 
         Raises:
           Exception: as in `rollouts`.
         """
         self._look()
-        return all(self._full)
+        with self._changed:
+            return bool(self._next_batch(version))
 
     def _look(self):
         if self._error is not None:

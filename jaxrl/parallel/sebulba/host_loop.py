@@ -162,8 +162,8 @@ class SebulbaLoop:
             while len(versions) < length:
                 buffers, state = state.buffers, state.replace(buffers={})
                 resolved = self._publish(threads, algo, state, total_steps_per_env)
-                limit = self._limit
-                if limit is not None and limit.is_update_next(self._counts, is_round_ready=threads.is_round_ready()):
+                limit, is_ready = self._limit, threads.is_round_ready(self._version - 1)
+                if limit is not None and limit.is_update_next(self._counts, is_round_ready=is_ready):
                     state, report = self._update(resolved, state, buffers, dataset)
                     # Dispatch at most one update ahead: the choice between an update and a round is made at dispatch.
                     if under_way is not None:
@@ -238,7 +238,11 @@ class SebulbaLoop:
 
     def _learn(self, resolved, state, buffers, batch, dataset):
         """Learn from a batch or, with a rate limit, only store it."""
-        gathered = self._learning.gathered([taken.collected for taken in batch])
+        collected = [taken.collected for taken in batch]
+        if self.layout.pool is not None:
+            rollouts = [taken.collected.rollout.replace(groups=np.int32(taken.group)) for taken in batch]
+            collected = [one.replace(rollout=rollout) for one, rollout in zip(collected, rollouts, strict=True)]
+        gathered = self._learning.gathered(collected)
         self._iterations, self._updates_since_stored = self._iterations + 1, 0
         if self._limit is None:
             self._counts = self._counts.updated()

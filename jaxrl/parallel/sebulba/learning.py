@@ -115,6 +115,8 @@ class HostLearning:
             for name, axis in _AXES.items()
         }
         whole |= {"statistics": self._statistics(parts), "version": parts[-1].version}
+        if self.layout.pool is not None:
+            whole["groups"] = jnp.stack([part.groups for part in parts])
         episodes = rollouts[0].episodes
         for collected in rollouts[1:]:
             episodes = episodes + collected.episodes

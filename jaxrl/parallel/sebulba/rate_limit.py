@@ -1,8 +1,9 @@
 """The rate limit of a learner that samples from a replay while actors insert: the side that is too far ahead waits.
 
 The balance is the replay ratio times the number of stored environment steps, minus the number of updates. The limit
-keeps the balance within a tolerance of its value at the minimum size of the replay. Rows are stored in rounds of one
-rollout of every group. Rollouts that must not be stored yet wait in their queues, so the actors wait, too.
+keeps the balance within a tolerance of its value at the minimum size of the replay. Rows are stored in rounds: one
+rollout of every group or, with `learner_batch`, the rollouts that are full first. Rollouts that must not be stored yet
+wait in their queues, so the actors wait, too.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ class RateLimit:
 
         Args:
           counts: all insertions and updates so far.
-          is_round_ready: whether the next rollout of every group is full.
+          is_round_ready: whether all rollouts of the next round are full.
         """
 
         def balance(inserted, updates):
@@ -73,7 +74,7 @@ def rate_limit(experience: Experience, error_buffer: float) -> RateLimit:
     """Return the limit for the largest replay ratio of the sources; `error_buffer` is a number of transitions."""
     sources = experience.online_sources.values()
     ratio = float(max(source.replay_ratio for source in sources))
-    size = max(least_size(source, experience.num_envs) for source in sources)
+    size = max(least_size(source, experience.all_envs) for source in sources)
     steps = rollout_length(experience.algo) * experience.num_envs
     return RateLimit(ratio, size, steps, error_buffer / experience.samples_per_update)
 

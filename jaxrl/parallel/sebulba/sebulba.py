@@ -11,6 +11,7 @@ own environments. The rollouts form one batch, whose rows stay in their processe
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -23,6 +24,7 @@ from jaxrl.core.planning import Planner
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Replay, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.experience import Pool
 from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.ray.ray_actors import Remote
@@ -58,11 +60,12 @@ class Sebulba(Topology):
         1 if `lockstep` is None, too, and the algorithm allows it (PPO), otherwise 0 (A2C).
       queue: number of rollouts of each group that may wait for the learner.
       learner_batch: number of environments whose rollouts an update learns from, a multiple of the environments of a
-        group. The oldest full rollouts are used first, so that groups do not wait for each other. None: all
-        environments, with one rollout each.
+        group. The oldest full rollouts are used first, so that groups do not wait for each other. A replay stores the
+        rollouts of each group independently, in the order in which they are full. None: all environments, with one
+        rollout each.
       max_lag: with `learner_batch`, the maximum age of a rollout's parameters, in updates, when an update learns from
         the rollout. The learner waits for rollouts that would become older. None: 16 times the number of batches that
-        the rollouts of all groups make.
+        the rollouts of all groups make; no limit if the algorithm learns only from replays, as their data has any age.
       parameter_period: number of updates after which actors receive new parameters. Rollouts may be up to
         `parameter_period - 1` updates older than `lag`, even if the algorithm does not allow such an age. A larger
         period saves transfers, especially to Ray actors with the policy.
@@ -145,10 +148,10 @@ class Sebulba(Topology):
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
         """Return the topology with `num_envs`, `lockstep`, `lag` and `max_lag` set for `algo` where they are None."""
         lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
-        if self.learner_batch is not None and max_lag is None:
+        if self.learner_batch is not None and max_lag is None and _sources(algo, Rollouts | Episodes):
             max_lag = 16 * self.batches_at_hand(num_envs) + self.parameter_period - 1
         if lockstep is None:
-            sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
+            sources = _sources(algo, Rollouts | Episodes).values()
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
             alone = jax.process_count() == 1
             in_step = self.ready is None and self.learner_batch is None
@@ -181,9 +184,12 @@ class Sebulba(Topology):
         if problems := list(_problems(topology, num_envs, algo, env)):
             raise ConfigError(problems)
         devices = jax.process_count() if self.devices is None else self.devices
-        batch_envs = self.learner_batch or num_envs
+        batch_envs, groups = self.learner_batch or num_envs, self.threads * self.groups
+        pool, shards = None, self.shards
+        if self.learner_batch is not None and _sources(algo, Replay):
+            pool, shards = Pool(groups, num_envs // groups), 1
         try:
-            layout = checked_layout(algo, env_spec(env), batch_envs, devices, self.shards, dataset_fraction)
+            layout = checked_layout(algo, env_spec(env), batch_envs, devices, shards, dataset_fraction, pool=pool)
         except ConfigError as error:
             if self.learner_batch is None:
                 raise
@@ -192,11 +198,13 @@ class Sebulba(Topology):
         if self.error_buffer is not None:
             if problems := rate_limit.problems(layout.experience(algo), self.error_buffer):
                 raise ConfigError(problems)
-        groups, lag = self.threads * self.groups, topology.lag if topology.lockstep else None
+        lag, max_lag = topology.lag if topology.lockstep else None, topology.max_lag
+        if self.learner_batch is not None and max_lag is None:
+            max_lag = math.inf
         size = groups * batch_envs // num_envs
         loop = SebulbaLoop(
             layout,
-            Selection(size, groups, self.queue, lag, self.parameter_period, topology.max_lag),
+            Selection(size, groups, self.queue, lag, self.parameter_period, max_lag),
             self._devices_of_threads(layout),
             ready=self.ready,
             error_buffer=self.error_buffer,
@@ -215,6 +223,11 @@ class Sebulba(Topology):
 
 
 registry.add("topology", Sebulba)
+
+
+def _sources(algo: Algorithm, kind: Any) -> dict[str, Any]:
+    """Return the sources of an algorithm that are of a class or a union of classes."""
+    return {name: source for name, source in algo.experience.items() if isinstance(source, kind)}
 
 
 def _problems(topology: Sebulba, num_envs: int, algo: Algorithm, env: HostRecipe) -> Iterator[str]:
@@ -302,11 +315,19 @@ def _not_in_any_order(topology, num_envs, algo):
         if lag is not None:
             yield f"max_lag={lag} needs learner_batch; set learner_batch, or use max_lag=None"
         return
-    if storing := [name for name, source in algo.experience.items() if isinstance(source, Replay | Episodes)]:
+    kind = type(algo).__name__
+    if storing := [*_sources(algo, Episodes)]:
         yield (
-            f"learner_batch={batch}: {type(algo).__name__}'s source {storing[0]!r} stores rollouts of all environments "
-            "together; use learner_batch=None"
+            f"learner_batch={batch}: {kind}'s source {storing[0]!r} stores rollouts of all environments together; use "
+            "learner_batch=None"
         )
+    for name, value in {"devices": topology.devices, "shards": topology.shards}.items():
+        if value not in (None, 1) and _sources(algo, Replay):
+            yield f"{name}={value} with learner_batch={batch}: {kind}'s replay cannot be divided; use {name}=1"
+    if not _sources(algo, Rollouts | Episodes):
+        if lag is not None:
+            yield f"max_lag={lag}: {kind} learns from data of any age; use max_lag=None"
+        return
     at_hand = topology.batches_at_hand(num_envs)
     if lag < at_hand + period:
         plus = f"parameter_period={period}" if period > 1 else "1"

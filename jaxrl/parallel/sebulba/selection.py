@@ -27,7 +27,7 @@ class Selection:
         `period`; None: the newest version when the first group begins the rollout.
       period: interval of the versions that actors receive, which are the first version and multiples of this number.
       max_lag: maximum age in versions, at least the sum of `batches_at_hand` and `period`; None: batches of one rollout
-        of every group.
+        of every group. Infinity for data of any age: the learner never waits for a rollout because of its age.
     """
 
     size: int
@@ -35,7 +35,7 @@ class Selection:
     queue: int
     lag: int | None = None
     period: int = 1
-    max_lag: int | None = None
+    max_lag: float | None = None
 
     def version_for(self, number: int, first: int, published: Collection[int]) -> int | None:
         """Return the version for collecting rollout `number`, or None if it is not published yet.

@@ -134,6 +134,7 @@ def _of_ring(
     ring: Ring, env: int, source: Replay, stack: FrameStack | None, starts: np.ndarray | None, unfinished: bool
 ) -> Stretches:
     """Yield whole episodes or, if `starts` (bool [slots]) is given, the rows of items that begin where it is true."""
+    ring = ring.at(env)
     filled, reach = int(ring.filled), source.lookahead
     number = np.arange(filled)
     slot = (int(ring.cursor) - filled + number) % ring.slots

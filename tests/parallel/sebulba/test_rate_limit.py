@@ -155,7 +155,7 @@ def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
 @pytest.mark.parametrize("ready", [False, True])
 def test_whoever_is_ahead_waits(ready, monkeypatch):
     """Actors that are never there before they are waited for, and actors that always are."""
-    monkeypatch.setattr(ActorThreads, "is_round_ready", lambda self: ready)
+    monkeypatch.setattr(ActorThreads, "is_round_ready", lambda *_: ready)
     state, _ = after(topology(8 * UPDATE), 9)
     updates, inserted = int(state.learner.updates), int(state.steps_per_env) * NUM_ENVS
     if ready:  # all are stored that the upper bound allows, and no update is made that need not be

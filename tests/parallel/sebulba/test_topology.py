@@ -122,7 +122,7 @@ def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
 
     def learn_when_full(self, algo, state, buffers, rollouts, dataset):
         while program.host._threads.metrics()["queue_depth"] < 2:
-            program.host._threads.is_round_ready()  # which raises what an actor raised
+            program.host._threads.is_round_ready(0)  # which raises what an actor raised
             time.sleep(1e-3)
         batches.append([jax.tree.map(np.array, (x.rollout.timesteps.observation, x.rollout.version)) for x in rollouts])
         return learn(self, algo, state, buffers, rollouts, dataset)
