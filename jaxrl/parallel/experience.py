@@ -110,7 +110,7 @@ class Experience:
             for name, source in self.online_sources.items()
             if source.storage == "flashbax"
         }
-        return {**self._bound(rings, length, self.pool and self.pool.groups), **others}
+        return {**self._bound(rings, length, None if self.pool is None else self.pool.groups), **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
