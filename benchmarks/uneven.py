@@ -17,7 +17,8 @@ environments with random step times as above: a group for each of 4 and 16 threa
 thread.
 
 `replay` measures the same for algorithms with a replay (defaults, but a small minimum size and batches of R2D2): 8
-environments with a thread each, and one rollout of every environment compared with the first 8 full rollouts.
+environments with a thread each, steps of 10 ms for all, or 100 ms in one of them, and one rollout of every environment
+compared with the first 8 full rollouts.
 
 `torchbeast` uses the preset's network and settings in EnvPool's Pong-v5 (84x84x4): 48 environments in 12 threads with
 batches of 8 and 32, as in its paper, compared with 8 environments in one batch.
@@ -43,7 +44,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 from host import random_actor
 
-MEAN = 0.002  # seconds of a step
+MEAN, SLOW = 0.002, 0.01  # seconds of a step
 SECONDS = {
     "by chance": lambda rng, env_ids, mean: rng.exponential(mean, env_ids.size),
     "one slow": lambda rng, env_ids, mean: np.where(env_ids == 0, 3 * mean, mean),
@@ -224,7 +225,7 @@ def replayed(task, iterations, repeats):
     }
     asks = {
         name: functools.partial(
-            rows_per_second, algo, Uneven(steps), iterations, num_envs=POOLED, actors=POOLED, **chosen
+            rows_per_second, algo, Uneven(steps, SLOW), iterations, num_envs=POOLED, actors=POOLED, **chosen
         )
         for name, (steps, chosen) in choices.items()
     }
