@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
-    from jaxrl.parallel.ray.ray_actors import Remote
+    from jaxrl.parallel.remote.actors import Remote
     from jaxrl.parallel.sebulba.sebulba import Sebulba
     from jaxrl.run.callbacks import Decision, FunctionCallback
     from jaxrl.run.directory.loading import load

@@ -257,7 +257,7 @@ def ray_folder():
 @pytest.mark.long
 def test_the_learner_of_a_group_has_its_actors_on_the_other_machine(tmp_path, ray_folder, monkeypatch):
     pytest.importorskip("ray")
-    few = ["--total-steps", "64", "--remote", "remote:actors=2:policy=true", "--evaluation-episodes", "1"]
+    few = ["--total-steps", "64", "--remote", "remote:actors=2:policy=true:backend=ray", "--evaluation-episodes", "1"]
     few += ["--env-params", "max_episode_steps=40"]
     monkeypatch.setenv("RAY_TMPDIR", str(ray_folder))
     with started(group, tmp_path, *few) as (learner, actors):

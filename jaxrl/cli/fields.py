@@ -20,7 +20,7 @@ from jaxrl.core.resources import Resources
 from jaxrl.core.sources import FrameStack, View
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import Core, DictEncoder, QHead, Torso
-from jaxrl.parallel.ray.ray_actors import Remote
+from jaxrl.parallel.remote.actors import Remote
 
 _OWN_NETWORK = "name of a registered network of your own, replacing the --{}.* flags"
 # Classes that flags support for fields with these annotations. User-defined parts and `DictEncoder`, which has a torso

@@ -34,7 +34,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "jaxrl.core.resources",
         "jaxrl.parallel.anakin",
         "jaxrl.parallel.offline",
-        "jaxrl.parallel.ray.ray_actors",
+        "jaxrl.parallel.remote.actors",
         "jaxrl.parallel.sebulba.sebulba",
     ),
     "torso": ("jaxrl.networks",),

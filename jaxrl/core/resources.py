@@ -32,7 +32,8 @@ class Resources:
       learner: cores of all threads of this process except those of the parts below. On a CPU, this includes the threads
         of XLA, which all parts share. None: all cores.
       actors: cores of the actor threads. None: the learner's cores.
-      environments: cores of EnvPool's threads and of worker processes. None: the cores of the thread that starts them.
+      environments: cores of EnvPool's threads, of worker processes and of actor processes. None: the cores of the
+        thread that starts them.
       evaluator: cores of the evaluation thread (`async_evaluation`). None: the learner's cores.
       worker_memory: maximum GiB of data per worker process; allocating more raises a `MemoryError` in the worker, which
         ends the run. None: no limit.

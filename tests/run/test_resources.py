@@ -13,7 +13,7 @@ from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.resources import Resources
-from jaxrl.parallel.ray.ray_actors import Remote
+from jaxrl.parallel.remote.actors import Remote
 from jaxrl.run.callbacks import FunctionCallback
 from jaxrl.run.loop import evaluating
 
@@ -69,7 +69,7 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
         (HOST, {}, Resources(worker_memory=1.0), "has no worker processes; make it with workers=N"),
         (
             HOST,
-            {"topology": jaxrl.Sebulba(remote=Remote())},
+            {"topology": jaxrl.Sebulba(remote=Remote(backend="ray"))},
             Resources(environments="0"),
             r"Ray assigns cores to its actors \(remote.cpus\)",
         ),

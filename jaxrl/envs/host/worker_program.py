@@ -1,6 +1,7 @@
 """The program of a worker process, which steps Gymnasium or dm_env environments as requested over a pipe.
 
-It runs as a script and imports neither jaxrl nor JAX, so a worker starts as fast as its suite can be imported. Its
+It runs as a script and imports neither jaxrl nor JAX, so a worker starts as fast as its suite can be imported. Other
+processes of a run, which do need them, start in the same way: the first message names the module that serves them. Its
 arguments are two file descriptors: the pipe, and a lifeline that closes when the parent ends for any reason.
 """
 
@@ -21,22 +22,28 @@ from typing import Any
 
 
 def main() -> None:
-    """Serve environments over the pipe until it is closed."""
+    """Serve environments, or call the function `serve` of a module, until the pipe is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     leave_to_parent(signal.SIGINT, signal.SIGTERM)
     die_with(lifeline)
+    try:
+        sys.path[:], module, setup = connection.recv()
+        (importlib.import_module(module).serve if module else serve)(connection, setup)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+
+
+def serve(connection, setup):
+    """Make environments, and step them as requested until the parent sends None."""
     environments = {}
     try:
-        path, setup = connection.recv()
-        sys.path[:] = path
         connection.send(attempt(prepare, environments, *setup))
         while (request := connection.recv()) is not None:
             for index, call, argument in request:
                 connection.send((index, *attempt(outcome, *environments[index], call, argument)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone
-    for environment, _ in environments.values():
-        environment.close()
+    finally:
+        for environment, _ in environments.values():
+            environment.close()
 
 
 def leave_to_parent(*numbers: int) -> None:

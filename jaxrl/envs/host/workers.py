@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -252,7 +251,7 @@ class Workers(_Numbered):
             index = worker.pending[0] if worker.pending else worker.indices[0]
             code = worker.kill()
             if how == "died":
-                how = f"died ({_exit_reason(code)})"
+                how = f"died ({exit_reason(code)})"
             if self.failures == self._restarts:
                 self._stop(f"{how}, after all restarts={self._restarts} were used", index)
             self.failures += 1
@@ -284,7 +283,7 @@ class Workers(_Numbered):
             else:
                 failure = f"it was not ready within start_timeout={self._start_timeout:g} seconds"
         except (EOFError, OSError):
-            failure = f"it died ({_exit_reason(worker.kill())})"
+            failure = f"it died ({exit_reason(worker.kill())})"
         if failure is None:
             return spaces
         self.close()
@@ -299,24 +298,28 @@ class Workers(_Numbered):
         raise self._failed(index, self._commands[index], what)
 
 
-@dataclasses.dataclass(eq=False)
-class _Worker:
-    """A worker process and its pending requests."""
+class WorkerProcess:
+    """A process that runs `worker_program`, and ends when this process ends.
 
-    indices: list[int]
-    recipe: dataclasses.InitVar[bytes]
-    pending: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    deadline: float = 0.0  # of its next reply, in seconds of time.monotonic()
+    Args:
+      part: the part of the run whose cores the process uses, as in `resources.on`.
+      module: name of the module whose function `serve` the process calls; "": it serves environments.
+      setup: the last argument of that function.
+      files: descriptors of further files that the process inherits.
 
-    def __post_init__(self, recipe):
+    Attributes:
+      connection: the pipe to the process.
+    """
+
+    def __init__(self, part: str, module: str, setup: Any, files: Sequence[int] = ()):
         self.connection, theirs = multiprocessing.Pipe()
         held, self._lifeline = os.pipe()
         try:
             # -P leaves the script's folder out of sys.path, because its `gymnasium.py` would shadow the library.
-            with resources.on("environments"):
+            with resources.on(part):
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
-                    pass_fds=(theirs.fileno(), held),
+                    pass_fds=(theirs.fileno(), held, *files),
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # a new group, to kill processes that environments start, too
                     # An environment that uses JAX would otherwise take the learner's accelerator.
@@ -330,17 +333,7 @@ class _Worker:
             theirs.close()
             os.close(held)
         with contextlib.suppress(OSError):
-            self.connection.send((sys.path, (recipe, self.indices)))
-
-    def ask(self, commands: Sequence[Command], timeout: float) -> bool:
-        """Send the worker its share of `commands`; return False if it has died."""
-        self.pending.extend(self.indices)
-        self.deadline = time.monotonic() + timeout
-        try:
-            self.connection.send([(index, *commands[index]) for index in self.indices])
-        except OSError:
-            return False
-        return True
+            self.connection.send((sys.path, module, setup))
 
     def dismiss(self) -> None:
         """Ask the worker to close its environments and end."""
@@ -373,6 +366,25 @@ class _Worker:
             self._lifeline = -1
 
 
+class _Worker(WorkerProcess):
+    """A worker process with environments, and its pending requests."""
+
+    def __init__(self, indices: list[int], recipe: bytes):
+        self.indices, self.pending = indices, collections.deque[int]()
+        self.deadline = 0.0  # of its next reply, in seconds of time.monotonic()
+        super().__init__("environments", "", (recipe, indices))
+
+    def ask(self, commands: Sequence[Command], timeout: float) -> bool:
+        """Send the worker its share of `commands`; return False if it has died."""
+        self.pending.extend(self.indices)
+        self.deadline = time.monotonic() + timeout
+        try:
+            self.connection.send([(index, *commands[index]) for index in self.indices])
+        except OSError:
+            return False
+        return True
+
+
 def _close(workers: list[_Worker]) -> None:
     remaining, workers[:] = list(workers), []
     for worker in remaining:
@@ -383,5 +395,6 @@ def _close(workers: list[_Worker]) -> None:
         worker.kill()
 
 
-def _exit_reason(code: int) -> str:
+def exit_reason(code: int) -> str:
+    """Describe how a process ended, from the return code of `subprocess`."""
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,12 +1,15 @@
 """Connection to a Ray cluster (Moritz et al., 2018, arXiv:1712.05889), its resources, and its actors, without JAX."""
 
 import contextlib
+import functools
+import importlib.util
 import logging
 import os
 from typing import Any
 
 from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.parallel.remote.backend import ActorRaisedError, LostActorError
 
 START_TIMEOUT = 120.0  # seconds for an actor to be placed on a machine, import modules and build its environments
 
@@ -66,3 +69,50 @@ def kill(ray: Any, actor: Any) -> None:
     """Kill an actor; do nothing if it has ended."""
     with contextlib.suppress(Exception):
         ray.kill(actor, no_restart=True)
+
+
+class RayActors:
+    """The `Backend` of actors on a Ray cluster.
+
+    Args:
+      address: as for `connect`.
+      cpus: CPUs that Ray reserves for each actor.
+
+    Raises:
+      MissingExtraError: Ray is not installed.
+    """
+
+    kind = "Ray actor"
+
+    def __init__(self, address: str | None, cpus: float):
+        if importlib.util.find_spec("ray") is None:
+            raise MissingExtraError("a topology with remote actors", "ray")
+        self._address, self._cpus = address, cpus
+
+    @functools.cached_property
+    def _ray(self):
+        return connect(self._address)
+
+    def start(self, cls: type, arguments: tuple[Any, ...]) -> Any:
+        return actor_class(self._ray, cls, self._cpus).remote(*arguments)
+
+    def call(self, actor: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(actor, method).remote(*arguments)
+
+    def answer(self, reference: Any, timeout: float) -> Any:
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.get(reference, timeout=timeout)
+        except exceptions.GetTimeoutError:
+            raise TimeoutError(f"; {free(self._ray)}") from None
+        except exceptions.RayActorError as error:
+            how = "could not be reached" if isinstance(error, exceptions.ActorUnavailableError) else "died"
+            raise LostActorError(f"{how} ({str(error).splitlines()[0]})", str(error)) from error
+        except exceptions.RayTaskError as error:
+            raise ActorRaisedError(str(error)) from error.cause
+
+    def shared(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def kill(self, actor: Any) -> None:
+        kill(self._ray, actor)

@@ -22,7 +22,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.ray.ray_actors import ActorPool, EnvironmentActor, ParameterStore, Remote, RemoteCollector
+from jaxrl.parallel.remote.actors import ActorPool, EnvironmentActor, ParameterStore, Remote, RemoteCollector
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads, Progress
 from jaxrl.parallel.sebulba.collector import Collector, Published, StepCollector

@@ -27,7 +27,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Pool
 from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.program import Program
-from jaxrl.parallel.ray.ray_actors import Remote
+from jaxrl.parallel.remote.actors import Remote
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.host_loop import SebulbaLoop
 from jaxrl.parallel.sebulba.learning import HostRollouts
@@ -68,7 +68,7 @@ class Sebulba(Topology):
         the rollouts of all groups make; no limit if the algorithm learns only from replays, as their data has any age.
       parameter_period: number of updates after which actors receive new parameters. Rollouts may be up to
         `parameter_period - 1` updates older than `lag`, even if the algorithm does not allow such an age. A larger
-        period saves transfers, especially to Ray actors with the policy.
+        period saves transfers, especially to remote actors with the policy.
       ready: number of environments to act for at a time: the environments of a group that are ready first. It must
         divide the number of environments of a group. None: the whole group.
       error_buffer: maximum deviation from the replay ratio, as a number of sampled transitions (as in Reverb). The
@@ -76,8 +76,8 @@ class Sebulba(Topology):
         algorithm with a replay learns from it after every round of rollouts, and keeps its replay ratio exactly.
       step_timeout: time limit in seconds for one step or reset, after which the run ends with an error that names the
         environments. Replacing failed workers or actors may take additional time.
-      remote: Ray actors that run the environments, for example on other machines; None: this process runs them. If
-        the actors have a copy of the policy, each actor is a separate group, served by one thread.
+      remote: other processes of this machine, or Ray actors on other machines, that run the environments; None: this
+        process runs them. If they have a copy of the policy, each is a separate group, served by one thread.
     """
 
     num_envs: int | None = None
@@ -109,9 +109,9 @@ class Sebulba(Topology):
 
     def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
         workers = getattr(env, "workers", None)
-        if not self.in_process:
+        if self.remote is not None and self.remote.backend == "ray":
             return dict.fromkeys(("environments", "worker_memory"), "Ray assigns cores to its actors (remote.cpus)")
-        if env is None or workers:
+        if env is None or workers or self.remote is not None:
             return {}
         absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
         if workers == 0:
@@ -119,7 +119,9 @@ class Sebulba(Topology):
         return absent
 
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
-        return (getattr(env, "workers", None) or 0) * self.threads * self.groups if self.in_process else 0
+        if self.remote is not None:
+            return self.remote.actors if self.remote.backend == "processes" else 0
+        return (getattr(env, "workers", None) or 0) * self.threads * self.groups
 
     @property
     def batch_envs(self) -> int | None:
@@ -142,7 +144,7 @@ class Sebulba(Topology):
 
     @property
     def threads(self) -> int:
-        """Number of actor threads in each process; with the policy in Ray actors, one thread per actor."""
+        """Number of actor threads in each process; with the policy in remote actors, one thread per actor."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm, agents: int = 1) -> "Sebulba":
@@ -280,7 +282,7 @@ def _not_together(topology):
     if ready is not None and groups == 2:
         yield f"ready={ready} with groups=2: some environments already step while others act; use groups=1"
     if ready is not None and remote is not None:
-        yield f"ready={ready} with remote: Ray actors step all of their environments together; use ready=None"
+        yield f"ready={ready} with remote: remote actors step all of their environments together; use ready=None"
 
 
 def _not_divisible(topology, num_envs, env):

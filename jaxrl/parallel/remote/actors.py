@@ -1,4 +1,4 @@
-"""Ray actors (Moritz et al., 2018, arXiv:1712.05889) that run environments on machines other than the learner's.
+"""Actors that run environments in other processes of this machine, or on other machines of a Ray cluster.
 
 Actors either only step host environments (`ActorPool`), or also act in them with a copy of the policy
 (`RemoteCollector`): they receive parameters and return rollouts. An actor is lost if its process, its machine or its
@@ -8,37 +8,39 @@ processes.
 
 import dataclasses
 import faulthandler
-import importlib.util
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxrl.core import keys, registry
-from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
+from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.limits import divisors, number_problems
 from jaxrl.core.types import HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
-from jaxrl.parallel.ray.cluster import START_TIMEOUT, actor_class, connect, free, kill
+from jaxrl.parallel.ray.cluster import START_TIMEOUT, RayActors
+from jaxrl.parallel.remote.backend import ActorRaisedError, Backend, LostActorError
+from jaxrl.parallel.remote.processes import LocalProcesses
 from jaxrl.parallel.sebulba.collector import Collected, Published, StepCollector, Stepping
 
 
 @dataclasses.dataclass(frozen=True)
 class Remote:
-    """Settings of the Ray actors that run the environments.
+    """Settings of the actors in other processes that run the environments.
 
     Args:
-      actors: number of Ray actors per process; the environments are divided over them.
+      actors: number of actors per learner process; the environments are divided over them.
       policy: whether actors also act in their environments, so that they receive parameters and return whole rollouts.
         If False, actors only step, and this process acts.
       restarts: maximum number of failed actors to replace in each group.
       step_timeout: seconds for one step; an actor that takes longer counts as failed.
+      backend: "processes" of this machine, or "ray" for a cluster (Moritz et al., 2018, arXiv:1712.05889).
       cpus: CPUs that Ray reserves for each actor.
       address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
     """
@@ -47,6 +49,7 @@ class Remote:
     policy: bool = False
     restarts: int = 3
     step_timeout: float = 30.0
+    backend: Literal["processes", "ray"] = "processes"
     cpus: float = 1.0
     address: str | None = None
 
@@ -56,8 +59,12 @@ class Remote:
         Raises:
           MissingExtraError: Ray is not installed.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise MissingExtraError("a topology with remote actors", "ray")
+        if self.backend not in ("processes", "ray"):
+            yield f"remote.backend={self.backend!r} must be 'processes' or 'ray'"
+        elif self.backend == "processes" and self.address is not None:
+            yield f"remote.address={self.address!r} is an address of a Ray cluster; use remote.backend='ray'"
+        else:
+            self.connect()
         if self.actors < 1 or self.actors % groups:
             yield f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)"
         elif group % (self.actors // groups):
@@ -68,16 +75,23 @@ class Remote:
         for name, limits in (("restarts", {"low": 0}), ("step_timeout", {"above": 0}), ("cpus", {"low": 0})):
             yield from number_problems(f"remote.{name}", getattr(self, name), limits)
 
+    def connect(self) -> Backend:
+        """Return the backend."""
+        return RayActors(self.address, self.cpus) if self.backend == "ray" else LocalProcesses()
+
 
 registry.add("topology", Remote)
 
 
 class EnvironmentActor:
-    """A Ray actor that steps host environments; it has the methods of a `HostEnvironment`."""
+    """An actor that steps host environments; it has the methods of a `HostEnvironment`."""
 
     def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
         jax.config.update("jax_platforms", "cpu")  # otherwise, environments in JAX would use an accelerator
         self.num_envs, self._host = num_envs, recipe.build(num_envs, seed, first_env)
+
+    def wait(self) -> None:
+        """Do nothing; an answer shows that the environments are built."""
 
     def reset(self) -> TimeStep[np.ndarray]:
         return self._host.reset()
@@ -90,7 +104,7 @@ class EnvironmentActor:
 
 
 class RolloutActor(EnvironmentActor):
-    """A Ray actor that steps environments and acts in them.
+    """An actor that steps environments and acts in them.
 
     If a step of the environments takes longer than `step_timeout`, the actor ends its process. The loss is then noticed
     before the timeout of the whole rollout.
@@ -129,7 +143,7 @@ class RolloutActor(EnvironmentActor):
 
 
 class ActorPool:
-    """A `HostEnvironment` whose environments are divided over Ray actors of one class.
+    """A `HostEnvironment` whose environments are divided over actors of one class.
 
     Args:
       cls: the class of the actors; called with the number of environments, their seed, the index of the first one,
@@ -161,9 +175,8 @@ class ActorPool:
         self.patience = remote.step_timeout + START_TIMEOUT
         each = num_envs // actors
         self._shares = [slice(start, start + each) for start in range(0, num_envs, each)]
-        self._ray = connect(remote.address)
+        self._backend, self._class = remote.connect(), cls
         self._remote, self._arguments, self._seed, self._first_env = remote, (recipe, *arguments), seed, first_env
-        self._class = actor_class(self._ray, cls, remote.cpus)
         self._waiting: list[int] = []
         self._closed = False
         self._pending: Any = None
@@ -175,13 +188,13 @@ class ActorPool:
         Raises:
           EnvironmentFailedError: an actor could not be started, or could not build its environments.
         """
-        for place, actor in enumerate(self._actors):
+        for place, reference in enumerate(self._called("wait", [()] * len(self._actors))):
             try:
-                self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
-            except self._ray.exceptions.GetTimeoutError:
-                self._stop(place, f"did not start within {START_TIMEOUT:g} s; {free(self._ray)}")
-            except self._ray.exceptions.RayError as error:
-                self._stop(place, f"could not be started:\n{error}", error)
+                self._backend.answer(reference, START_TIMEOUT)
+            except TimeoutError as error:
+                self._stop(place, f"did not start within {START_TIMEOUT:g} s{error}")
+            except (LostActorError, ActorRaisedError) as error:
+                self._stop(place, f"could not be started:\n{error}", error.__cause__ or error)
 
     @property
     def doing(self) -> str:
@@ -203,7 +216,7 @@ class ActorPool:
 
     def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Call `method` of each actor with its arguments, without waiting."""
-        references = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
+        references = self._called(method, arguments)
         self._pending = method, arguments, references, time.monotonic()
         self._waiting = list(range(len(references)))
 
@@ -226,7 +239,7 @@ class ActorPool:
                 actor = self._replaced(place, lost)
                 mine = arguments[place] if again == method else ()
                 patience = START_TIMEOUT + steps * self._remote.step_timeout
-                answer, lost = self._answer(place, getattr(actor, again).remote(*mine), patience)
+                answer, lost = self._answer(place, self._backend.call(actor, again, mine), patience)
             answers.append(answer)
             self._waiting.remove(place)
         return answers
@@ -235,26 +248,29 @@ class ActorPool:
         """End the actors; may be called more than once, even while another thread waits for them."""
         self._closed = True
         for actor in self._actors:
-            kill(self._ray, actor)
+            self._backend.kill(actor)
 
     def _started(self, place, seed):
         share = self._shares[place]
-        return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
+        own = share.stop - share.start, seed, self._first_env + share.start
+        return self._backend.start(self._class, (*own, *self._arguments))
+
+    def _called(self, method, arguments):
+        return [self._backend.call(actor, method, mine) for actor, mine in zip(self._actors, arguments, strict=True)]
 
     def _answer(self, place, reference, patience):
         """Return the actor's answer and ""; if the actor was lost, None and the reason."""
         try:
-            return self._ray.get(reference, timeout=max(patience, 0.0)), ""
-        except self._ray.exceptions.GetTimeoutError:
+            return self._backend.answer(reference, max(patience, 0.0)), ""
+        except TimeoutError:
             return None, f"did not answer within {max(patience, 0.0):.0f} s"
-        except self._ray.exceptions.RayActorError as error:
-            cut = isinstance(error, self._ray.exceptions.ActorUnavailableError)
-            return None, f"{'could not be reached' if cut else 'died'} ({str(error).splitlines()[0]})"
-        except self._ray.exceptions.RayTaskError as error:
-            self._stop(place, f"raised:\n{error}", error.cause)
+        except LostActorError as error:
+            return None, error.how
+        except ActorRaisedError as error:
+            self._stop(place, f"raised:\n{error}", error.__cause__)
 
     def _replaced(self, place, how):
-        kill(self._ray, self._actors[place])
+        self._backend.kill(self._actors[place])
         if self._closed:
             self._stop(place, "was closed")
         if self.failures == self._remote.restarts:
@@ -273,7 +289,7 @@ class ActorPool:
     def _described(self, place):
         share = self._shares[place]
         first, last = self._first_env + share.start, self._first_env + share.stop - 1
-        return f"{self.name}: the Ray actor of environments {first} to {last}"
+        return f"{self.name}: the {self._backend.kind} of environments {first} to {last}"
 
     def _stop(self, place, what, cause=None):
         self.close()
@@ -286,22 +302,22 @@ def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
 
 
 class ParameterStore:
-    """The newest published parameters in Ray's object store, which sends them once per machine, not once per actor."""
+    """The newest published parameters. Ray's object store sends them once per machine, not once per actor."""
 
     def __init__(self, remote: Remote):
-        self._ray, self._lock = connect(remote.address), threading.Lock()
+        self._backend, self._lock = remote.connect(), threading.Lock()
         self._version, self._reference = -1, None
 
     def put(self, published: Published) -> Any:
         with self._lock:
             version = int(published.version)
             if version != self._version:
-                self._version, self._reference = version, self._ray.put(jax.device_get(published))
+                self._version, self._reference = version, self._backend.shared(jax.device_get(published))
             return self._reference
 
 
 class RemoteCollector:
-    """A `Collector` whose environments and policy run in a Ray actor.
+    """A `Collector` whose environments and policy run in another process.
 
     If the actor is lost, its rollout is discarded, and the new actor begins a rollout with new episodes.
 

@@ -1,4 +1,4 @@
-"""Ray actors that hold environments: the rows are those of this process, and what is lost is masked."""
+"""Actors that hold environments: the rows are those of this process, and what is lost is masked."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,20 @@ import jaxrl
 from jaxrl.cli import fields, values
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host.time_steps import environment_seeds
-from jaxrl.parallel.ray.ray_actors import ActorPool, EnvironmentActor, Remote
+from jaxrl.parallel.remote.actors import ActorPool, EnvironmentActor, Remote
 
 COUNTING = "gymnasium:host_probes:Counting-v0"
-HALF = Remote(actors=2, cpus=0.5)
-
+BACKENDS = ("processes", "ray")
 
 started, cluster = clusters.fixtures()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    """The settings of a backend that is ready."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+    return {"backend": request.param, "cpus": 0.25}
 
 
 def played(env, steps):
@@ -42,8 +49,8 @@ def lethal(fault, seed=7):
 
 
 @pytest.mark.long
-def test_the_rows_are_those_of_this_process(cluster):
-    here, there = jaxrl.make(COUNTING).build(4, 7, 2), pool(HALF, 7, 2)
+def test_the_rows_are_those_of_this_process(backend):
+    here, there = jaxrl.make(COUNTING).build(4, 7, 2), pool(Remote(**backend), 7, 2)
     for one, other in zip(played(here, 8), played(there, 8), strict=True):
         assert_equal(one, other)
 
@@ -63,8 +70,8 @@ def assert_replaced(remote, fault, words):
 
 @pytest.mark.long
 @pytest.mark.faults
-def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
-    assert_replaced(HALF, "kill", "died ")
+def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(backend):
+    assert_replaced(Remote(**backend), "kill", "died ")
 
 
 @pytest.mark.long
@@ -74,15 +81,15 @@ def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
 )
 def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault, timeout, words):
     """One that says nothing any more, its process stopped and its connections open; and one that they are closed to."""
-    assert_replaced(Remote(actors=2, cpus=0.5, step_timeout=timeout), fault, words)
+    assert_replaced(Remote(backend="ray", cpus=0.25, step_timeout=timeout), fault, words)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("policy", [False, True])
-def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
+def test_a_slow_actor_is_waited_for_and_changes_nothing(backend, policy):
     """Each of its 16 steps takes 0.4 s, which is well below what a step may take; all together take longer."""
     slow = jaxrl.make(COUNTING, pause=0.2, seeds=environment_seeds(7, 4)[2:])  # two, both of one actor
-    remote, found = Remote(actors=2, policy=policy, cpus=0.5, step_timeout=6.0), []
+    remote, found = Remote(policy=policy, step_timeout=6.0, **backend), []
     here, there = ({"actors": 2}, {}) if policy else ({"groups": 2}, {"groups": 2})
     for env, layout in (jaxrl.make(COUNTING), here), (slow, {**there, "remote": remote}):
         program = jaxrl.Sebulba(num_envs=4, shards=4, lockstep=True, lag=int(policy), **layout).bind(PPO, env)
@@ -98,20 +105,16 @@ def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
 @pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("fault", "remote", "words"),
+    ("fault", "settings", "words"),
     [
-        ("kill", Remote(actors=2, cpus=0.5, restarts=0), "environments 2 to 3 died .*restarts=0 is exhausted"),
-        ("hang", Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0), "did not answer within 1 s"),
-        (
-            "stop",
-            Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0),
-            "environments 2 to 3 did not answer within 1 s",
-        ),
-        ("raise", HALF, "the simulator is out of cheese"),
+        ("kill", {"restarts": 0}, "environments 2 to 3 died .*restarts=0 is exhausted"),
+        ("hang", {"restarts": 0, "step_timeout": 1.0}, "did not answer within 1 s"),
+        ("stop", {"restarts": 0, "step_timeout": 1.0}, "environments 2 to 3 did not answer within 1 s"),
+        ("raise", {}, "the simulator is out of cheese"),
     ],
 )
-def test_what_cannot_be_replaced_is_a_clear_stop(cluster, fault, remote, words):
-    env = pool(remote, 7, **lethal(fault))
+def test_what_cannot_be_replaced_is_a_clear_stop(backend, fault, settings, words):
+    env = pool(Remote(**settings, **backend), 7, **lethal(fault))
     with pytest.raises(EnvironmentFailedError, match=f"(?s){words}") as caught:
         played(env, 6)
     if fault == "raise":
@@ -119,9 +122,9 @@ def test_what_cannot_be_replaced_is_a_clear_stop(cluster, fault, remote, words):
 
 
 @pytest.mark.long
-def test_a_run_is_the_same_wherever_its_environments_are(cluster):
+def test_a_run_is_the_same_wherever_its_environments_are(backend):
     env, found = jaxrl.make("gymnasium:CartPole-v1"), []
-    for remote in (None, HALF):
+    for remote in (None, Remote(**backend)):
         topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, groups=2, lockstep=True, remote=remote)
         state, report = ran(topology, PPO, env, 4)
         found.append((state, report.replace(actors={})))
@@ -129,9 +132,9 @@ def test_a_run_is_the_same_wherever_its_environments_are(cluster):
 
 
 @pytest.mark.long
-def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
+def test_a_run_is_the_same_where_actors_have_the_policy(backend):
     env, found = jaxrl.make("gymnasium:CartPole-v1"), []
-    there = Remote(actors=2, policy=True, cpus=0.5)
+    there = Remote(policy=True, **backend)
     for layout in ({"actors": 2}, {"remote": there}):
         topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True, lag=1, **layout)
         state, report = ran(topology, PPO, env, 4)
@@ -142,9 +145,9 @@ def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
 
 @pytest.mark.long
 @pytest.mark.faults
-def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
+def test_an_actor_with_the_policy_that_dies_is_replaced(backend):
     env = jaxrl.make(COUNTING, fault="kill", at=(1, 1), seeds=environment_seeds(7, 4)[2:])
-    there = Remote(actors=2, policy=True, cpus=0.5)
+    there = Remote(policy=True, **backend)
     program = jaxrl.Sebulba(num_envs=4, shards=4, remote=there).bind(PPO, env)
     try:
         with pytest.warns(RuntimeWarning, match="environments 2 to 3 died"):
@@ -157,15 +160,15 @@ def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("policy", "interrupted"), [(False, False), (False, True), (True, False), (True, True)])
-def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted, cluster, monkeypatch):
-    layout = {"remote": Remote(actors=4, policy=policy, cpus=0.25)} | ({} if policy else {"actors": 4})
+def test_a_pool_of_rollouts_ends_while_groups_wait_for_room(policy, interrupted, backend, monkeypatch):
+    layout = {"remote": Remote(actors=4, policy=policy, **backend)} | ({} if policy else {"actors": 4})
     env = jaxrl.make("gymnasium:CartPole-v1")
     check_ends_while_groups_wait(env, monkeypatch, interrupted=interrupted, **layout)
 
 
-# --- without a cluster -----------------------------------------------------------------------------------------------
+# --- without actors --------------------------------------------------------------------------------------------------
 
-# The process of a Ray actor with the policy: two rollouts of 8 steps, of which the eleventh step hangs.
+# The process of an actor with the policy: two rollouts of 8 steps, of which the eleventh step hangs.
 ACTOR = """
 import threading, time
 import jax, numpy as np
@@ -174,7 +177,7 @@ from helpers.spoiled import Spoiled
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.ray.ray_actors import RolloutActor
+from jaxrl.parallel.remote.actors import RolloutActor
 from jaxrl.parallel.sebulba.collector import Published
 
 env = Spoiled(ENV, at=11, then=lambda host: threading.Event().wait(600))
@@ -200,11 +203,20 @@ def test_a_step_that_hangs_ends_the_process_of_its_actor_with_the_stacks_shown()
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(jaxrl.JaxrlError, match=r"pip install 'jaxrl\[ray\]'"):
-        jaxrl.Sebulba(remote=Remote()).bind(PPO, jaxrl.make("gymnasium:CartPole-v1"))
+        jaxrl.Sebulba(remote=Remote(backend="ray")).bind(PPO, jaxrl.make("gymnasium:CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"backend": "spark"}, "must be 'processes' or 'ray'"), ({"address": "a:1"}, "backend='ray'")],
+)
+def test_a_backend_that_is_unknown_or_has_no_address_is_refused(settings, said):
+    with pytest.raises(jaxrl.JaxrlError, match=said):
+        jaxrl.Sebulba(remote=Remote(**settings)).bind(PPO, jaxrl.make("gymnasium:CartPole-v1"))
 
 
 def test_the_flag():
     kind = fields.kind_of(Remote | None)
-    asked = values.build(values.read(kind, "remote:actors=4:restarts=1"))
-    assert asked == Remote(actors=4, restarts=1)
+    asked = values.build(values.read(kind, "remote:actors=4:backend=ray"))
+    assert asked == Remote(actors=4, backend="ray")
     assert values.build(values.read(kind, fields.written(asked).replace("address=None", "address=none"))) == asked

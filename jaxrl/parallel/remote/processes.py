@@ -1,0 +1,121 @@
+"""Actors in processes of this machine, which exchange arrays with this process through shared memory.
+
+A call and its answer are pickled with their arrays left out (PEP 574). The arrays are in a file in memory that both
+processes have open, so sending does not wait for the receiver to read, as it would with a pipe.
+"""
+
+import contextlib
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from jaxrl.core.errors import EnvironmentFailedError
+from jaxrl.envs.host.workers import WorkerProcess, exit_reason
+from jaxrl.parallel.remote.backend import ActorRaisedError, LostActorError
+
+_MEMORY = "/dev/shm"
+_LOOK = 1.0  # seconds between two checks of processes that do not answer
+
+
+class LocalProcesses:
+    """The `Backend` of actors in processes of this machine, on the environments' cores of `Resources`."""
+
+    kind = "actor process"
+
+    def start(self, cls: type, arguments: tuple[Any, ...]) -> "_Actor":
+        return _Actor(cls, arguments)
+
+    def call(self, actor: "_Actor", method: str, arguments: tuple[Any, ...]) -> "_Actor":
+        with contextlib.suppress(OSError):  # the actor has ended, which `answer` reports
+            _send(actor.connection, actor.memory, (method, arguments))
+        return actor
+
+    def answer(self, reference: "_Actor", timeout: float) -> Any:
+        return reference.answer(timeout)
+
+    def shared(self, value: Any) -> Any:
+        return value
+
+    def kill(self, actor: "_Actor") -> None:
+        actor.kill()
+
+
+class _Actor(WorkerProcess):
+    """A process with an actor."""
+
+    def __init__(self, cls: type, arguments: tuple[Any, ...]):
+        memory = tempfile.TemporaryFile(dir=_MEMORY if os.path.isdir(_MEMORY) else None)
+        self.memory = memory.fileno()
+        self._open = memory  # closes the file with this object
+        setup = self.memory, cloudpickle.dumps((cls, arguments))
+        super().__init__("environments", __name__, setup, files=(self.memory,))
+
+    def answer(self, timeout: float) -> Any:
+        """Return the answer of the last call; see `Backend.answer`."""
+        until = time.monotonic() + timeout
+        try:
+            while not self.connection.poll(min(max(until - time.monotonic(), 0.0), _LOOK)):
+                # Processes that the environments started may keep a dead actor's end of the pipe open.
+                if self.ended(0.0) and not self.connection.poll():
+                    raise EOFError
+                if time.monotonic() >= until:
+                    raise TimeoutError
+            failure, error, answer = _receive(self.connection, self.memory)
+        except (EOFError, OSError) as lost:
+            if isinstance(lost, TimeoutError):
+                raise
+            raise LostActorError(f"died ({exit_reason(self.kill())})") from None
+        if failure:
+            raise ActorRaisedError(failure) from error
+        return answer
+
+
+def _send(connection: Connection, memory: int, message: Any) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    content = cloudpickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    start, sizes = 0, []
+    for buffer in (one.raw() for one in buffers):
+        sizes.append(buffer.nbytes)
+        while buffer.nbytes:
+            written = os.pwrite(memory, buffer, start)
+            buffer, start = buffer[written:], start + written
+    connection.send((content, sizes))
+
+
+def _receive(connection: Connection, memory: int) -> Any:
+    content, sizes = connection.recv()
+    start, buffers = 0, []
+    for size in sizes:
+        buffer = memoryview(bytearray(size))
+        buffers.append(buffer)
+        while buffer.nbytes:
+            read = os.preadv(memory, [buffer], start)
+            buffer, start = buffer[read:], start + read
+    return pickle.loads(content, buffers=buffers)
+
+
+def serve(connection: Connection, setup: tuple[int, bytes]) -> None:
+    """Make the actor and answer calls until the connection is closed; runs in the actor's process."""
+    memory, recipe = setup
+
+    def attempt(function, *arguments):
+        try:
+            return "", None, function(*arguments)
+        except (Exception, SystemExit) as error:  # `sys.exit` in an environment must not end the process
+            return traceback.format_exc(), error if isinstance(error, EnvironmentFailedError) else None, None
+
+    def make():
+        cls, arguments = pickle.loads(recipe)
+        return cls(*arguments)
+
+    *failure, actor = attempt(make)  # before the first call, so that actors start at the same time
+    while True:
+        method, arguments = _receive(connection, memory)
+        answer = (*failure, None) if failure[0] else attempt(getattr(actor, method), *arguments)
+        _send(connection, memory, answer)
