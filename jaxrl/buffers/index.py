@@ -95,11 +95,12 @@ def init(source: Replay, shards: int, slots: int, columns: int, groups: int | No
     )
 
 
-def partition(axis: str) -> Index:
+def partition(axis: str, groups: int | None = None) -> Index:
     """Return an index's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments."""
     shards: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
-    return Index(*([shards] * 8), *([everywhere] * 5))
+    specs = Index(*([shards] * 8), *([everywhere] * 5))
+    return specs if groups is None else specs.replace(stamps=shards)
 
 
 def by_shard(x: jax.Array, shards: int) -> jax.Array:
@@ -160,7 +161,8 @@ def write(
         drawable=index.drawable + after - before,
         largest=jnp.maximum(index.largest, jnp.max(new, axis=1)),
         refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1, dtype=jnp.int32),
-        end=None if index.end is None else (start + priority.shape[0]) % slots,
+        # Only used in samplers and removers that need one order of all rows, which groups do not have.
+        end=index.end if index.end is None or members is not None else (start + priority.shape[0]) % slots,
     )
     if members is not None:
         index = _put(index, source, jnp.zeros_like(position), position, new[0])

@@ -116,7 +116,7 @@ class ReplayBuffer:
       source: defines the items and their sampler.
       storage: the stored parts of the rows.
       num_envs: number of environments over all devices.
-      groups: number of groups of environments that store their rollouts independently, on one device and in one shard;
+      groups: number of groups of environments that store their rollouts independently, with one shard on each device;
         None: every rollout is one of all environments.
       rollout_length: number of rows per environment that each `add` stores.
       shards: number of logical shards over all devices.
@@ -168,8 +168,8 @@ class ReplayBuffer:
         """Return the state's partition specs on a mesh whose axis `axis` shards the environments."""
         stored, rows_ring = self.storage, None
         if self.source.over is None:
-            rows_ring = ring.partition(axis, stored.episode_steps, on_host=stored.on_host)
-        return ReplayState(rows_ring, index.partition(axis))
+            rows_ring = ring.partition(axis, stored.episode_steps, on_host=stored.on_host, groups=self.groups)
+        return ReplayState(rows_ring, index.partition(axis, self.groups))
 
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
         """Store one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first row."""
@@ -350,7 +350,7 @@ class ReplayBuffer:
                 idx.stamps, jnp.broadcast_to(idx.updates[None], (length,)), written, 0
             )
         else:
-            inserted = length * columns
+            inserted = length * columns * self.replicas.devices
             times_sampled = idx.times_sampled.at[0, index.places(idx, written, length, members)].set(0)
             slot = written + jnp.arange(length, dtype=jnp.int32)
             stamps = idx.stamps.at[members[0] // columns, slot].set(idx.updates)

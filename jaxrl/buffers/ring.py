@@ -156,10 +156,13 @@ def init(
     )
 
 
-def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool = False) -> Ring:
+def partition(
+    axis: str, episode_steps: bool, parts: bool = False, on_host: bool = False, groups: int | None = None
+) -> Ring:
     """Return a ring's partition specs, a prefix tree, on a mesh whose axis `axis` shards the environments.
 
-    With `on_host`, the specs of observations and recurrent states are `HostMemory`.
+    With `on_host`, the specs of observations and recurrent states are `HostMemory`. With `groups`, each device has the
+    counters of its groups.
     """
     columns: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
@@ -167,7 +170,8 @@ def partition(axis: str, episode_steps: bool, parts: bool = False, on_host: bool
     rows = Trajectory(*[columns] * len(dataclasses.fields(Trajectory))).replace(observation=large)
     steps = columns if episode_steps else None
     divided = Parts(columns, columns, columns, everywhere) if parts else None
-    return Ring(rows, large, steps, everywhere, everywhere, everywhere, divided)
+    counters = everywhere if groups is None else columns
+    return Ring(rows, large, steps, counters, counters, counters, divided)
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:

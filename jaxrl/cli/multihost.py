@@ -14,7 +14,6 @@ from jaxrl.parallel.multihost.place import own_place
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds to wait before printing a message; processes should start at about the same time
 FLAGS = ("launch", "distributed", *_EXPLICIT)
-_OF_ONE_PROCESS = ("learner_batch", "ready", "error_buffer")  # not with several processes, which run in lockstep
 
 
 def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
@@ -38,10 +37,8 @@ def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
         elif command == "train" and run["run_dir"] is None:
             found.append(f"{typed} needs --run-dir, where the evaluator finds the checkpoints")
     one = several.count == 1 if several else run["num_processes"] == 1 or not _joins(run, how)
-    apart = [f"{option(name)} {run[name]}" for name in _OF_ONE_PROCESS if run.get(name) is not None]
-    apart += ["--no-lockstep"] if run.get("lockstep") is False else []
-    if apart and not one:
-        found.append(f"{', '.join(apart)} cannot be used with several processes in lockstep (--launch, --distributed)")
+    if run.get("error_buffer") is not None and not one:
+        found.append("--error-buffer cannot be used with several processes (--launch, --distributed)")
     explicit = {name: run[name] for name in _EXPLICIT if run[name] is not None}
     if not explicit:
         return found

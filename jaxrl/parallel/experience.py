@@ -56,7 +56,7 @@ class Experience:
       shards: number of logical shards over all devices.
       dataset_fraction: fraction of every batch of a `Replay` that comes from a dataset.
       replicas: the devices that store and sample rows.
-      pool: the groups that store their rollouts independently, on one device and in one shard; None: every rollout is
+      pool: the groups that store their rollouts independently, with one shard on each device; None: every rollout is
         one of all environments.
     """
 

@@ -61,7 +61,8 @@ class SebulbaLoop:
         self._step_timeout, self._remote, self._processes = step_timeout, remote, jax.process_count()
         self._group = layout.num_envs // (selection.size * self._processes)  # number of environments of a group
         self._groups_per_thread = selection.groups // len(devices)
-        self._learning = HostLearning(layout, pooled=selection.max_lag is not None)
+        alone_in_step = selection.lag is not None or self._processes == 1
+        self._learning = HostLearning(layout, pooled=selection.max_lag is not None or not alone_in_step)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._failures_reported = 0  # failures of environments in the reports so far

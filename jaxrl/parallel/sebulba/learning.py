@@ -82,6 +82,8 @@ class HostLearning:
         if layout.devices == 1:
             return rollouts  # `learn` joins them when it reads them, which saves a copy of the frames
         whole = self._whole(rollouts)
+        if jax.process_count() > 1:  # versions may differ between processes
+            whole = whole.replace(rollout=whole.rollout.replace(version=None))
         everywhere: PyTree = PartitionSpec()
         specs = Collected(self._rollout_specs(), everywhere)
         if jax.process_count() > 1:
@@ -167,6 +169,8 @@ class HostLearning:
             name: PartitionSpec(None, "data") if axis else environments for name, axis in _AXES.items()
         }
         specs |= {"statistics": environments if self.pooled else everywhere, "version": everywhere}
+        if self.layout.pool is not None:
+            specs["groups"] = environments
         return Rollout(**specs)
 
 

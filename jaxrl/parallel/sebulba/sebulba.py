@@ -5,7 +5,8 @@ one rollout of every group at a time, or from rollouts as they become full. Roll
 the actors nor the learner gets far ahead.
 
 With several processes, each has a part of the environments and of the learner's devices. Each process acts only in its
-own environments. The rollouts form one batch, whose rows stay in their processes, and gradients are all-reduced.
+own environments. The rollouts form one batch, whose rows stay in their processes, and gradients are all-reduced. Each
+process takes its rollouts in its own order; all processes make each update together.
 """
 
 import dataclasses
@@ -53,8 +54,8 @@ class Sebulba(Topology):
         arithmetic. None: the learner's platform.
       shards: number of logical groups of environments, as in `Anakin`.
       lockstep: whether runs are deterministic: every rollout is collected with parameters that are exactly `lag`
-        updates old, instead of the newest parameters. Several processes need lockstep. None: True, unless the algorithm
-        learns from data of any age (replays, V-trace), or `ready` or `learner_batch` is set.
+        updates old, instead of the newest parameters. None: True, unless the algorithm learns from data of any age
+        (replays, V-trace), or `ready` or `learner_batch` is set.
       lag: with lockstep, the age of the acting parameters in updates, 0 or 1. With 0, actors wait for the learner, and
         the run equals a run of `Anakin` with the same environments; with 1, actors act while the learner updates. None:
         1 if `lockstep` is None, too, and the algorithm allows it (PPO), otherwise 0 (A2C).
@@ -155,9 +156,8 @@ class Sebulba(Topology):
         if lockstep is None:
             sources = _sources(algo, Rollouts | Episodes).values()
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
-            alone = jax.process_count() == 1
             in_step = self.ready is None and self.learner_batch is None
-            lockstep = lag is not None or not alone or (bool(most) and in_step)
+            lockstep = lag is not None or (bool(most) and in_step)
             if lag is None:
                 # A period of several updates already makes the parameters older.
                 lag = min([1, *most]) if lockstep and self.parameter_period == 1 else 0
@@ -189,7 +189,7 @@ class Sebulba(Topology):
         batch_envs, groups = self.learner_batch or num_envs, self.threads * self.groups
         pool, shards = None, self.shards
         if self.learner_batch is not None and _sources(algo, Replay):
-            pool, shards = Pool(groups, num_envs // groups), 1
+            pool, shards = Pool(self.all_groups, num_envs // self.all_groups), devices
         try:
             layout = checked_layout(algo, env_spec(env), batch_envs, devices, shards, dataset_fraction, pool=pool)
         except ConfigError as error:
@@ -203,7 +203,7 @@ class Sebulba(Topology):
         lag, max_lag = topology.lag if topology.lockstep else None, topology.max_lag
         if self.learner_batch is not None and max_lag is None:
             max_lag = math.inf
-        size = groups * batch_envs // num_envs
+        size = groups * batch_envs // num_envs  # in this process
         loop = SebulbaLoop(
             layout,
             Selection(size, groups, self.queue, lag, self.parameter_period, max_lag),
@@ -263,17 +263,20 @@ def _not_together(topology):
     """Yield problems of settings that exclude each other."""
     processes, groups, ready, remote = jax.process_count(), topology.groups, topology.ready, topology.remote
     out_of_step = {
-        "learner_batch": "groups that finish first vary between runs; use lockstep=None and lag=None in one process",
+        "learner_batch": "groups that finish first vary between runs; use lockstep=None and lag=None",
         "ready": "the environments that are ready first vary between runs; use ready=None",
         "error_buffer": "in lockstep, the learner waits for its actors; use lockstep=False and lag=None, or "
         "error_buffer=None",
     }
     for name, why in out_of_step.items():
         value = getattr(topology, name)
-        if value is not None and (topology.lockstep or processes > 1):
-            yield f"{name}={value} cannot be used with lockstep=True, which several processes need: {why}"
-    if processes > 1 and not topology.lockstep:
-        yield f"{processes} processes need lockstep=True, with lag=1 to act while the learner learns"
+        if value is not None and topology.lockstep:
+            yield f"{name}={value} cannot be used with lockstep=True: {why}"
+    if processes > 1 and topology.error_buffer is not None:
+        yield (
+            f"error_buffer={topology.error_buffer}: {processes} processes cannot choose between storing and learning "
+            "independently; use error_buffer=None"
+        )
     if remote is not None and remote.policy:
         if topology.actors * groups > 1:
             yield f"actors={topology.actors}, groups={groups}: both must be 1 with remote.policy=True"
@@ -302,17 +305,19 @@ def _not_divisible(topology, num_envs, env):
         use = divisors(group, max(ready, 1))
         yield f"ready={ready} does not divide the {group} environments of a group; use {use}"
     batch = topology.learner_batch
-    if batch is not None and (batch % group or not 0 < batch <= num_envs):
-        use = min(max(batch // group, 1) * group, num_envs)
+    least = group * processes  # a group of each process
+    if batch is not None and (batch % least or not 0 < batch <= num_envs):
+        use = min(max(batch // least, 1) * least, num_envs)
         yield (
-            f"learner_batch={batch} must be a multiple of the {group} environments of a group and at most "
-            f"num_envs={num_envs}; use {use}, or another num_envs"
+            f"learner_batch={batch} must be a multiple of {least}, the environments of a group in each process, and at "
+            f"most num_envs={num_envs}; use {use}, or another num_envs"
         )
 
 
 def _not_in_any_order(topology, num_envs, algo):
     """Yield problems of learning from rollouts in the order in which they become full."""
     batch, lag, period = topology.learner_batch, topology.max_lag, topology.parameter_period
+    processes = jax.process_count()
     if batch is None:
         if lag is not None:
             yield f"max_lag={lag} needs learner_batch; set learner_batch, or use max_lag=None"
@@ -324,8 +329,11 @@ def _not_in_any_order(topology, num_envs, algo):
             "learner_batch=None"
         )
     for name, value in {"devices": topology.devices, "shards": topology.shards}.items():
-        if value not in (None, 1) and _sources(algo, Replay):
-            yield f"{name}={value} with learner_batch={batch}: {kind}'s replay cannot be divided; use {name}=1"
+        if value not in (None, processes) and _sources(algo, Replay):
+            yield (
+                f"{name}={value} with learner_batch={batch}: {kind}'s replay can only be divided over processes; use "
+                f"{name}={processes}"
+            )
     if not _sources(algo, Rollouts | Episodes):
         if lag is not None:
             yield f"max_lag={lag}: {kind} learns from data of any age; use max_lag=None"

@@ -45,7 +45,8 @@ def train(run_dir, algo="ppo", host=False, updates=UPDATES, **settings):
     """The run that every job is about; with the same devices in one process it is the same run."""
     topology = programs.anakin(4)
     if host:
-        topology = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, devices=4, shards=4, lockstep=True, **host)
+        layout = {"num_envs": programs.NUM_ENVS, "devices": 4, "shards": 4, "lockstep": True} | host
+        topology = jaxrl.Sebulba(**layout)
     env = ServedFromHost(programs.ENV) if host else programs.ENV
     settings = SETTINGS | {"seed": 3} | settings
     algo = programs.ALGORITHMS[algo]
@@ -112,6 +113,17 @@ def more(folder):
     return found
 
 
+def apart(folder):
+    """What needs no agreement on the order of rollouts."""
+    pool = {"actors": 2, "lockstep": None, "learner_batch": programs.NUM_ENVS // 2}
+    found = {
+        "asynchronous": train(None, host={"actors": 2, "lockstep": False}),
+        "pool": train(None, host=pool),
+        "replay_pool": train(None, "dqn", host=pool | {"devices": 2, "shards": None}),
+    }
+    return {name: told(result) for name, result in found.items()}
+
+
 def terminated(folder):
     """SIGTERM reaches the second process alone."""
     run_loop._CHUNK_SECONDS = 0.0
@@ -174,5 +186,5 @@ def one_raises(folder):
 
 if __name__ == "__main__":
     jobs = {"runs": runs, "more": more, "one_dies": one_dies, "goes_on": goes_on, "one_raises": one_raises}
-    jobs |= {"lives": lives, "terminated": terminated}
+    jobs |= {"lives": lives, "terminated": terminated, "apart": apart}
     (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER), *DETAILS)))
