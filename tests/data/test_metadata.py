@@ -180,7 +180,7 @@ def test_the_environment_that_minari_would_build_is_not(tmp_path, marker, monkey
         ({"action_space": '{"type": "Tuple", "subspaces": [{"type": "Evil"}]}'}, r"action_space\[0\] is 'Evil'"),
         ({"action_space": '{"type": "Box", "dtype": "U400000000"}'}, "action_space has dtype 'U400000000'"),
         ({"action_space": "{"}, "cannot be read"),
-        ({"data_format": "evil"}, "data_format is 'evil'"),
+        ({"data_format": "arrow"}, "data_format is 'arrow'"),
         ({"data_format": ["hdf5"]}, "data_format is"),
     ],
 )
