@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers.made import ENDINGS, episodes, made
+from helpers.made import ENDINGS, dataset_of, episodes, made
 from helpers.recorded import assert_bitwise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +85,7 @@ def test_a_ring_and_a_view_of_one_episode_say_the_same_of_its_ending(ending):
         ),
         spaces.Dict({"which": spaces.Discrete(9, np.int64), "how": spaces.Box(-9, 9, (1,), np.float64)}),
     )
-    ring = rings.rings([episode], {"replay": fixed.source_of(Dataset(1))}, spec, columns=1)[0]["replay"]
+    ring = rings.rings(dataset_of(episode), {"replay": fixed.source_of(Dataset(1))}, spec, columns=1)[0]["replay"]
     view = views.sequences(episode, Sequence(6, 6, "continue")).rows
     for name in ("terminated", "truncated", "first", "weight", "reward"):
         assert_bitwise(getattr(ring.rows, name)[0, :6], getattr(view, name)[:, 0])
