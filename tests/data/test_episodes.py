@@ -1,4 +1,4 @@
-"""Episodes cut out of rows: whatever ended them, wherever the calls begin and end, and however many environments."""
+"""Episodes to rows and back, and cut out of rows: whatever ended them, wherever calls begin, of any environments."""
 
 import dataclasses
 import math
@@ -6,13 +6,15 @@ import math
 import jax
 import numpy as np
 import pytest
+from helpers.made import episodes, made
+from helpers.recorded import assert_bitwise
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
 from jaxrl.data.episodes import broken_rules, cast
-from jaxrl.data.rows import EpisodeCutter
+from jaxrl.data.rows import EpisodeCutter, episode_from_rows, rows_from_episode
 
 # What ends an episode, and what the dataset says of it. "broken": the environment failed, so that the last row does
 # not count; "lost": rows are missing, the next that follows is a first one.
@@ -162,6 +164,38 @@ def test_every_broken_rule_is_found_with_its_field(change, field, what):
     found = broken_rules(dataclasses.replace(episode, **change))
     assert [name for name, _ in found] == [field]
     assert what in found[0][1]
+
+
+@given(episodes())
+def test_an_episode_comes_back_exactly_from_its_rows_and_they_from_it(episode):
+    rows = rows_from_episode(episode)
+    assert rows.weight.tolist() == [True] * episode.length + [False]
+    again = episode_from_rows(rows, episode.metadata)
+    assert_bitwise(rows_from_episode(again), rows)
+    assert again.metadata == episode.metadata
+    # What the last action, reward and discount were means nothing: they are zero.
+    last = {name: jax.tree.map(np.copy, episode.steps[name]) for name in ("action", "reward", "discount")}
+    for leaf in jax.tree.leaves(last):
+        leaf[-1] = 0
+    assert_bitwise(again.steps, episode.steps | last)
+
+
+@pytest.mark.parametrize("ending", sorted(set(ENDINGS.values())))
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_whatever_did_not_terminate_is_truncated_at_its_last_transition(ending, has_metadata):
+    episode = made(3, ending)
+    rows = rows_from_episode(episode if has_metadata else dataclasses.replace(episode, metadata={}))
+    end = [False, False, True, False]
+    assert rows.terminated.tolist() == (end if ending == "terminated" else [False] * 4)
+    assert rows.truncated.tolist() == (end if ending != "terminated" else [False] * 4)
+
+
+def test_rows_of_different_lengths_are_no_episode():
+    rows = rows_from_episode(made(3, "truncated"))
+    with pytest.raises(AssertionError, match="shape"):
+        episode_from_rows(rows.replace(reward=rows.reward[1:]))
+    with pytest.raises(AssertionError, match="shape"):
+        rows_from_episode(dataclasses.replace(made(3, "truncated"), action=np.zeros(3)))
 
 
 NUMBERS = ["bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]

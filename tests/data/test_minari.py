@@ -10,16 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers.programs import ENV, PPO
-from helpers.recorded import MADE_UP, Clock, assert_bitwise, check_made_up, untrained, write_minari
+from helpers.recorded import MADE_UP, assert_bitwise, check_made_up, untrained, write_minari
 from helpers.refused import refused
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import MinariWriter, minari, minari_reader
-from jaxrl.envs.wrappers import TimeLimit
 
 theirs = pytest.importorskip("minari")
 pytest.importorskip("h5py")
@@ -144,52 +142,7 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
-    path = write_minari(tmp_path, MADE_UP[:1], "one-v0")
-    before = (path / "data" / "main_data.hdf5").read_bytes()
-    refused(lambda: write_minari(tmp_path, MADE_UP[:2], "one-v0"), "already exists")
-    assert (path / "data" / "main_data.hdf5").read_bytes() == before
-    real = MinariWriter._read_again
-
-    def damaged(self):
-        (file,) = self._staging.partial.rglob("*.hdf5")
-        data, reward = file.read_bytes(), MADE_UP[0].reward[:-1].tobytes()
-        assert data.count(reward) == 1
-        file.write_bytes(data.replace(reward, reward[::-1]))
-        real(self)
-
-    monkeypatch.setattr(MinariWriter, "_read_again", damaged)
-    with pytest.raises(DatasetError, match="does not contain the episodes that were written"):
-        write_minari(tmp_path, MADE_UP[:1], "two-v0")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
-
-
 # --- exports ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "env, algo, ends",
-    one_quick(
-        [
-            (ENV, PPO, {"truncated"}),  # flat observations, discrete actions
-            (TimeLimit(Clock(), 6), jaxrl.PPO(), {"terminated", "truncated"}),  # nested ones, continuous ones
-        ]
-    ),
-)
-def test_both_exports_are_the_same_episodes(tmp_path, env, algo, ends):
-    policy = untrained(env, algo)
-    settings = {"episodes": 20, "num_envs": 3, "seed": 5, "progress": False, "policy_version": 7}
-    rlds = jaxrl.load_dataset(f"rlds:{jaxrl.export_rlds(policy, env, tmp_path / 'rlds', **settings)}")
-    path = jaxrl.export_minari(policy, env, "tests/clock-v1", data_dir=tmp_path, **settings)
-    assert path == tmp_path / "tests" / "clock-v1"
-    dataset = jaxrl.load_dataset(f"minari:{path}")
-    for one, other in zip(rlds, dataset, strict=True):
-        assert_bitwise(one.steps, other.steps)
-        assert dict(one.metadata) == dict(other.metadata)
-    assert dataset.report().endings == rlds.report().endings and set(rlds.report().endings) == ends
-    actions = theirs.MinariDataset(path / "data").action_space
-    assert actions.shape == env.action_space.shape and actions.dtype.kind == env.action_space.dtype.kind
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.made import dataset_of, whole
+from helpers.made import ENDINGS, dataset_of, transitions_in_words, whole
 from helpers.refused import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,39 +40,24 @@ def laid(episodes, source=SOURCE, spec=SPEC, columns=1):
     return rings.rings(dataset_of(*episodes), {"replay": fixed.source_of(source)}, spec, columns=columns)[0]["replay"]
 
 
-def expected(episodes, n):
-    """Every n-step transition: (episode, step) -> what it is, by plain loops."""
-    found = {}
-    for e in episodes:
-        number = int(e.observation[0, 0])
-        for start in range(e.length):
-            steps = min(n, e.length - start)
-            rewards = [float(e.reward[start + k]) if k < steps else 0.0 for k in range(n)]
-            ends = start + steps == e.length
-            found[number, start] = (steps, rewards, not (ends and e.is_terminal[-1]), start + steps)
-    return found
-
-
-ENDINGS = st.sampled_from(["terminated", "truncated", "cut off"])
-
-
 @settings(max_examples=60, deadline=None)
 @given(
-    shapes=st.lists(st.tuples(st.integers(1, 9), ENDINGS), min_size=1, max_size=7),
+    shapes=st.lists(st.tuples(st.integers(1, 9), st.sampled_from(ENDINGS)), min_size=1, max_size=7),
     columns=st.sampled_from([1, 2, 4, 8]),
     n=st.integers(1, 3),
 )
 def test_every_transition_is_there_once(shapes, columns, n):
     episodes = [episode(number, *shape) for number, shape in enumerate(shapes)]
     ring = laid(episodes, Dataset(8, n_step=n), columns=columns)
-    wanted, seen = expected(episodes, n), []
+    wanted = {(i, t): rest for i, one in enumerate(episodes) for t, *rest in transitions_in_words(one, n)}
+    seen = []
     for column, (start, stop) in enumerate(ring.parts.own):
         assert stop + n <= ring.slots, "a transition begins where its future is not stored"
         for slot in (start + np.flatnonzero(ring.rows.weight[column, start:stop])).tolist():
             number, step = (int(x) for x in ring.rows.observation[column, slot])
-            steps, rewards, bootstrap, end = wanted[number, step]
+            rewards, steps, bootstrap = wanted[number, step]
             assert gathered(ring.rows, column, slot, n) == (steps, rewards[:steps], not bootstrap)
-            np.testing.assert_array_equal(ring.rows.observation[column, slot + steps], [number, end])
+            np.testing.assert_array_equal(ring.rows.observation[column, slot + steps], [number, step + steps])
             assert ring.rows.action[column, slot][0] == np.float32(step / 1000)
             seen.append((number, step))
     assert sorted(seen) == sorted(wanted)

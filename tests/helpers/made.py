@@ -56,6 +56,17 @@ def episodes(min_transitions=1, max_transitions=9):
     )
 
 
+def transitions_in_words(episode, n):
+    """Yield (first step, rewards, number of steps, bootstrap) of every n-step transition of an episode, by loops."""
+    for t in range(episode.length):
+        rewards, steps, bootstrap = [0.0] * n, 0, 1.0
+        while steps < n and not episode.is_last[t + steps]:
+            rewards[steps] = bootstrap * float(episode.reward[t + steps])
+            bootstrap *= float(episode.discount[t + steps])
+            steps += 1
+        yield t, rewards, steps, 0.0 if episode.is_terminal[t + steps] else bootstrap
+
+
 class InMemory:
     """A reader of episodes in memory."""
 
