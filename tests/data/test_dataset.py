@@ -271,10 +271,13 @@ BROKEN = {
     "the arrays alone": (lambda one: one.steps, False, "must return an Episode"),
     "a number": (lambda one: dataclasses.replace(one, action=3.0), False, "action is 3.0"),
     "a list": (lambda one: dataclasses.replace(one, reward=[0.0] * 5), False, "reward/.* is 0.0"),
-    "no steps": (lambda one: jaxrl.data.Episode(*[x[:0] for x in STEPS(one)]), False, "the episode is empty"),
+    "no steps": (
+        lambda one: dataclasses.replace(one, **jax.tree.map(lambda x: x[:0], one.steps)),
+        False,
+        "the episode is empty",
+    ),
     "another length": (cut, True, "has 2 transitions, not 4"),
 }
-STEPS = lambda one: [one.reward] * 4 + [one.is_first, one.is_last, one.is_terminal]  # noqa: E731
 
 
 @pytest.mark.parametrize(("change", "same_length", "words"), BROKEN.values(), ids=BROKEN)

@@ -247,21 +247,6 @@ def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
 
 
 @pytest.mark.long
-def test_environments_on_the_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy_rows, "_CHUNK_ROWS", 5)
-    env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end="truncated", workers=0)
-    path = jaxrl.export_rlds(untrained(env, PPO), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
-    order = []
-    for read in jaxrl.load_dataset(f"rlds:{path}"):
-        number = int(read.observation[0, 0])
-        assert read.observation.tolist() == [[number, step] for step in range(4)]
-        assert read.reward.tolist() == [1, 2, 3, 0]
-        assert read.metadata["ending"] == "truncated" and not read.is_terminal[-1]
-        order.append((read.metadata["env_index"], number))
-    assert sorted(order) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-
-
-@pytest.mark.long
 def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=10_000)
     policy = untrained(env, PPO)

@@ -110,11 +110,12 @@ class Masked:
     observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def reset(self, key):
-        state, time_step = self.env.reset(key)
-        return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
+        return self._masked(*self.env.reset(key))
 
     def step(self, state, action, key):
-        state, time_step = self.env.step(state, action, key)
+        return self._masked(*self.env.step(state, action, key))
+
+    def _masked(self, state, time_step):
         return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
 
 
