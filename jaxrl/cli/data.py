@@ -90,20 +90,18 @@ class ExportMinari(ExportEpisodes):
 
     Args:
       id: ID of the dataset, NAME-v0 or NAMESPACE/NAME-v0.
-      data_format: format of the files.
       data_dir: directory of datasets; None: Minari's default directory.
       env_spec: ID of the Gymnasium environment to store in the dataset, which Minari can then recreate.
     """
 
     id: str
-    data_format: str = ""  # the table has the formats
     data_dir: Path | None = None
     env_spec: str | None = None
 
     def execute(self) -> None:
         from jaxrl.run.recording import dataset_export
 
-        self.write(dataset_export.export_minari, self.id, "data_format", "data_dir", "env_spec")
+        self.write(dataset_export.export_minari, self.id, "data_dir", "env_spec")
 
 
 @command

@@ -16,7 +16,6 @@ from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
 from jaxrl.core.versions import installed_version
-from jaxrl.data.metadata import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
 from jaxrl.envs import brax, gymnax
 from jaxrl.envs import env_registry as environments
@@ -60,7 +59,6 @@ def table() -> dict[str, Any]:
         "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in _commands().items()},
         # Allowed values of flags with these names, the default first.
         "values": {
-            "data_format": DATA_FORMATS,
             "file_format": FILE_FORMATS,
             "step_timeout": [watchdog.STEP_TIMEOUT],
             "to": EXPORT_FORMATS,

@@ -4,7 +4,8 @@ The items of batch number k depend only on the dataset, the settings, the seed a
 is the only state of a stream.
 """
 
-import concurrent.futures
+import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -22,16 +23,17 @@ from jaxrl.data.episodes import check_kind, kind_of
 from jaxrl.data.items import Batches, Episodes, RowReader
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # largest fraction of the free memory to use
+HEADROOM = 0.9  # largest fraction of the free memory to use
 _PREFETCHED = 2  # batches
 
 
-def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
+def arrays(dataset: Episodes, *, extras: tuple[str, ...] = (), copies: int = 1) -> Trajectory:
     """Return all rows of a dataset in memory, one episode after another.
 
     Args:
       dataset: the dataset to read; it is read once, into preallocated arrays.
       extras: names of the extra fields of the steps to keep.
+      copies: number of copies of the rows that must fit in memory.
 
     Returns:
       A `Trajectory` whose leaves have shape `[transitions + episodes, ...]`, without an environment axis.
@@ -46,18 +48,19 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     if not len(lengths):
         raise ConfigError("the dataset has no episodes to load; select(...) or where(...) may have removed all of them")
     count = int(lengths.sum()) + len(lengths)
-    reader = RowReader(dataset, extras)
-    (example,) = reader.read(np.arange(1))
-    needed = memory.size_of(example) * count // len(example.first)
+    episodes = RowReader(dataset, extras).read(np.arange(len(lengths)))
+    example = next(episodes)
+    needed = copies * memory.size_of(example) * count // len(example.first)
     free = memory.free_on_host()
-    if free is not None and needed > free * _HEADROOM:
+    if free is not None and needed > free * HEADROOM:
         raise ConfigError(
             f"the dataset's {count:,} rows need {needed / 2**30:.3g} GiB of memory, but {free / 2**30:.3g} GiB are "
-            "free; stream them with dataset.loader(...), or take fewer episodes with dataset.select(...) or where(...)"
+            "free; stream them with dataset.loader(...) or topology=Offline(stream=True), or take fewer episodes with "
+            "dataset.select(...) or where(...)"
         )
     everything = jax.tree.map(lambda x: np.empty((count, *x.shape[1:]), x.dtype), example)
     at = 0
-    for rows in reader.read(np.arange(len(lengths))):
+    for rows in itertools.chain([example], episodes):
         stop = at + len(rows.first)
         for target, leaf in zip(jax.tree.leaves(everything), jax.tree.leaves(rows), strict=True):
             target[at:stop] = leaf
@@ -125,9 +128,8 @@ class Loader:
             window = _fitting_window(dataset, extras, cache_bytes)
         self._batches = Batches(dataset, batch_size, n_step, sequence, seed, window, extras, cache_bytes)
         self._workers = workers
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._iterator: BatchIterator | None = None  # used by the thread
-        self._ahead: tuple[tuple[int, int], concurrent.futures.Future] | None = None
+        self._stacks: Any = None  # Grain's iterator for `take`
+        self._following: tuple[int, int] | None = None  # the arguments of `take` for its next item
 
     @property
     def items(self) -> int:
@@ -144,11 +146,12 @@ class Loader:
     @checked(first_batch={"low": 0})
     def pipeline(self, first_batch: int = 0) -> Any:
         """Return a `grain.IterDataset` of the batches from batch `first_batch` on, for custom pipelines."""
+        return self._prefetched(_grain().MapDataset.range(first_batch, sys.maxsize).map(self._batches), _PREFETCHED)
+
+    def _prefetched(self, batches, count):
         grain = _grain()
-        batches = grain.MapDataset.range(first_batch, sys.maxsize).map(self._batches)
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
         if not self._workers:
-            return batches.to_iter_dataset(options)
+            return batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=count))
         from absl import flags
 
         if not flags.FLAGS.is_parsed():
@@ -160,7 +163,7 @@ class Loader:
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
         """Return `count` consecutive batches, stacked into leaves `[count, batch, ...]`.
 
-        A thread prepares the next `count` batches in the background, so that consecutive calls do not wait.
+        Grain prepares the next `count` batches in the background, so that consecutive calls do not wait.
 
         Args:
           first_batch: the number of the first batch.
@@ -169,45 +172,29 @@ class Loader:
         Raises:
           ConfigError: an argument is out of range.
         """
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
-        request = (first_batch, count)
-        if self._ahead is None or self._ahead[0] != request:
-            self._ahead = request, self._thread.submit(self._stacked, *request)
-        (_, made), self._ahead = self._ahead, None
-        found = made.result()
-        following = (first_batch + count, count)
-        self._ahead = following, self._thread.submit(self._stacked, *following)
+        if self._following != (first_batch, count):
+            self.close()
+            firsts = _grain().MapDataset.range(first_batch, sys.maxsize, count)
+            self._stacks = iter(self._prefetched(firsts.map(functools.partial(_stacked, self._batches, count)), 1))
+        try:
+            found = next(self._stacks)
+        except BaseException:
+            self.close()  # Grain has advanced past these batches, but the next call must return them
+            raise
+        self._following = (first_batch + count, count)
         return found
 
     def close(self) -> None:
-        """Stop the thread and the worker processes; `take` starts them again. `close` may be called repeatedly."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-        if self._iterator is not None:
-            self._iterator.close()
-        self._thread = self._iterator = self._ahead = None
+        """Stop the thread and the worker processes of `take`, which starts them again; may be called repeatedly."""
+        if self._stacks is not None:
+            self._stacks.close()
+        self._stacks = self._following = None
 
     def __enter__(self) -> "Loader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _stacked(self, first, count):
-        if self._iterator is None:
-            self._iterator = iter(self)
-        if self._iterator.next_batch != first:
-            self._iterator.set_state({"next_batch": first})
-        found = kind = None
-        for number in range(count):
-            one = next(self._iterator)
-            kind = check_kind(kind_of(one), kind)
-            if found is None:
-                found = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), one)
-            for target, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True):
-                target[number] = leaf
-        return found
 
 
 class BatchIterator(Iterator):
@@ -244,6 +231,19 @@ class BatchIterator(Iterator):
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
+
+
+def _stacked(batches, count, first):
+    """Return batches `first` to `first + count - 1`, stacked."""
+    found = kind = None
+    for number in range(count):
+        one = batches(first + number)
+        kind = check_kind(kind_of(one), kind)
+        if found is None:
+            found = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), one)
+        for target, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True):
+            target[number] = leaf
+    return found
 
 
 def _fitting_window(dataset, extras, cache_bytes):

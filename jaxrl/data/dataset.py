@@ -279,7 +279,11 @@ class Dataset:
 
     def _changed(self, episode, where):
         for change, same_length in self._changes:
-            before, episode = episode.length, change(episode)
+            before = episode.length
+            try:
+                episode = change(episode)
+            except DatasetError as error:
+                raise DatasetError(f"{where}: {error}") from error
             if not isinstance(episode, Episode):
                 raise DatasetError(f"{where}: map's function must return an Episode, not {type(episode).__name__}")
             _check(f"{where}: after map", rules.broken_steps(episode))

@@ -5,7 +5,6 @@ held in memory. Grain prefetches batches, but its samplers are not used, because
 record is a whole episode.
 """
 
-import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -170,14 +169,14 @@ class Batches:
             while last[item] not in held:
                 number, rows = next(stream)
                 held[number] = rows
-                size += rows.size
+                size += size_of(rows)
             final = item + 1 == len(episode)
             if final or (self._cache.full(size, len(held)) and episode[item + 1] != episode[item]):
                 yield slice(begin, item + 1), held
                 begin = item + 1
                 if not final:
                     held = {number: rows for number, rows in held.items() if number >= episode[item + 1]}
-                    size = sum(rows.size for rows in held.values())
+                    size = sum(map(size_of, held.values()))
 
     def _gather(self, held, start, extent):
         def take(name, at):
@@ -187,16 +186,16 @@ class Batches:
                 order = np.argsort(owner, kind="stable")
                 flat, owner = flat[order], owner[order]
             local = flat - self._first_row[owner]
-            example = held[int(owner[0])]
-            found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in example.leaves[name]]
+            example, structure = jax.tree.flatten(getattr(held[int(owner[0])], name))
+            found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in example]
             for low, high in runs(owner):
                 rows = local[low:high]
-                for target, leaf in zip(found, held[int(owner[low])].leaves[name], strict=True):
+                for target, leaf in zip(found, jax.tree.leaves(getattr(held[int(owner[low])], name)), strict=True):
                     leaf.take(rows, 0, target[low:high], "clip")  # "raise" would write to a copy first
             if order is not None:
                 back = np.argsort(order)
                 found = [x[back] for x in found]
-            return jax.tree.unflatten(example.structure[name], [x.reshape(at.shape + x.shape[1:]) for x in found])
+            return jax.tree.unflatten(structure, [x.reshape(at.shape + x.shape[1:]) for x in found])
 
         if self._sequence is None:
             return views.gather_transitions(take, start, extent, self._n_step)
@@ -246,28 +245,13 @@ class _Order:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """The leaves and tree structures of an episode's rows, keyed by `Trajectory` field, and their size in bytes."""
-
-    leaves: dict[str, list[np.ndarray]]
-    structure: dict[str, jax.tree_util.PyTreeDef]
-    size: int
-
-    @classmethod
-    def of(cls, rows: Trajectory[np.ndarray]) -> "_Rows":
-        flat = {field.name: jax.tree.flatten(getattr(rows, field.name)) for field in dataclasses.fields(rows)}
-        leaves, structure = ({name: pair[i] for name, pair in flat.items()} for i in (0, 1))
-        return cls(leaves, structure, size_of(rows))
-
-
 class _Cache:
     """A cache of the rows of recently read episodes."""
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
         self._settings = dataset, extras, max_bytes, min_episodes
         self._reader, self._max_bytes, self._min_episodes = RowReader(dataset, extras), max_bytes, min_episodes
-        self._rows: OrderedDict[int, _Rows] = OrderedDict()
+        self._rows: OrderedDict[int, Trajectory[np.ndarray]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -278,7 +262,7 @@ class _Cache:
         """Return whether the rows of `episodes` episodes, `size` bytes in total, reach the limits of the cache."""
         return size >= self._max_bytes and episodes >= self._min_episodes
 
-    def get(self, numbers: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
+    def get(self, numbers: Iterable[int]) -> Iterator[tuple[int, Trajectory[np.ndarray]]]:
         """Yield (number, rows) for each of these episodes, reading those that are not cached."""
         with self._lock:
             here = {number: self._rows[number] for number in numbers if number in self._rows}
@@ -289,7 +273,7 @@ class _Cache:
             if number in here:
                 yield number, here.pop(number)
                 continue
-            rows = _Rows.of(next(fresh))
+            rows = next(fresh)
             self._put(number, rows)
             yield number, rows
 
@@ -297,6 +281,6 @@ class _Cache:
         with self._lock:
             if number not in self._rows:
                 self._rows[number] = rows
-                self._bytes += rows.size
+                self._bytes += size_of(rows)
             while self._bytes > self._max_bytes and len(self._rows) > self._min_episodes:
-                self._bytes -= self._rows.popitem(last=False)[1].size
+                self._bytes -= size_of(self._rows.popitem(last=False)[1])

@@ -44,7 +44,6 @@ _LONGEST_NAME = 200
 # Allowed file name templates. TFDS passes a template to `str.format`, which would accept attributes and widths.
 _TEMPLATE = re.compile(r"(?:[\w.+=@ -]|\{[A-Z_]+\}|/(?!\.\./))*")
 
-DATA_FORMATS = ("hdf5", "arrow", "parquet")
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 SPACE_KINDS = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
 
@@ -108,9 +107,12 @@ def read_minari(path: Path) -> Mapping[str, Any]:
         is not valid JSON of this kind.
     """
     found = _parsed(path)
-    if not isinstance(found, dict) or found.get("data_format") not in DATA_FORMATS:
-        said = found.get("data_format") if isinstance(found, dict) else found
-        raise DatasetError(f"{path} cannot be read: its data_format is {said!r:.80}, not {' or '.join(DATA_FORMATS)}")
+    data_format = found.get("data_format") if isinstance(found, dict) else found
+    if data_format != "hdf5":
+        raise DatasetError(
+            f"{path} cannot be read: its data_format is {data_format!r:.80}, not 'hdf5', Minari's default; write the "
+            "episodes again with Minari in this format"
+        )
     for name in ("observation_space", "action_space"):
         text = found.get(name)
         if not isinstance(text, str):

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.trees import named_leaves
 from jaxrl.data.episodes import differences, implied_discount, kind_of
-from jaxrl.data.metadata import DATA_FORMATS, DTYPES
+from jaxrl.data.metadata import DTYPES
 from jaxrl.data.minari_reader import (
     DESCRIPTION,
     MinariReader,
@@ -31,7 +31,6 @@ from jaxrl.data.staging import Writer, as_dataset_errors
 
 _OWN = ("id", "total_steps")  # metadata fields of an episode that Minari itself writes
 _AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # maximum bytes and number of episodes to write together
-_LONGEST = 131_071  # transitions; Minari would read a longer episode in an Arrow file as two episodes
 
 
 class MinariWriter(Writer):
@@ -40,15 +39,13 @@ class MinariWriter(Writer):
     Args:
       dataset_id: the dataset's id, `(namespace/)name-v0`.
       observation_space, action_space: the spaces of the episodes' arrays; a tuple is written as a dictionary.
-      data_format: "hdf5" (one file, supported by all readers of Minari), or "arrow" or "parquet" (one directory per
-        episode).
       data_dir: the directory that contains datasets; None: Minari's default directory.
       env_spec: the id of the Gymnasium environment that readers obtain from `recover_environment`. If the integers in
         its spaces start at a number other than 0, so do those in the dataset.
       algorithm: the name of the algorithm that collected the data.
 
     Raises:
-      ConfigError: the id or the format is invalid, the dataset exists already, or another process writes to it.
+      ConfigError: the id is invalid, the dataset exists already, or another process writes to it.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -58,14 +55,11 @@ class MinariWriter(Writer):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         *,
-        data_format: str = "hdf5",
         data_dir: str | os.PathLike | None = None,
         env_spec: str | None = None,
         algorithm: str | None = None,
     ):
-        if data_format not in DATA_FORMATS:
-            raise unknown("data format", data_format, DATA_FORMATS)
-        minari = package(data_format)
+        minari = package()
         from minari.dataset.minari_dataset import DATASET_ID_RE
         from minari.dataset.minari_storage import MinariStorage
 
@@ -80,16 +74,13 @@ class MinariWriter(Writer):
         first = {} if spec is None else _first_integers(spec)
         self._first = {name: _matching(first.get(name, 0), space) for name, space in ours.items()}
         theirs = {f"{name}_space": _to_gymnasium(space, name, self._first[name]) for name, space in ours.items()}
-        self._longest = None if data_format == "hdf5" else _LONGEST
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
         self._bytes = 0
         self._namespace = match.group("namespace")
         super().__init__(directory_of(dataset_id, data_dir))
         try:
             with as_dataset_errors(self._staging.path):
-                self._storage = MinariStorage.new(
-                    self._partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
-                )
+                self._storage = MinariStorage.new(self._partial / "data", env_spec=spec, jpeg_encoding=False, **theirs)
                 # Minari would otherwise compute the total size of all files after every episode.
                 self._storage.get_size = lambda: 0.0
                 about = {} if algorithm is None else {"algorithm_name": algorithm}
@@ -140,14 +131,13 @@ class MinariWriter(Writer):
 
     def _problems(self, episode):
         problems = []
-        if episode.length < 1 or self._longest is not None and episode.length > self._longest:
-            limit = "" if self._longest is None else f" and, except with data_format='hdf5', at most {self._longest:,}"
-            problems.append(f"an episode has {episode.length:,} transitions; Minari needs at least 1{limit}")
+        if episode.length < 1:
+            problems.append("an episode has no transitions; Minari needs at least 1")
         found = kind_of({"steps": {name: getattr(episode, name) for name in ("observation", "action")}}, axes=1)
         problems += [f"{line} as in its space" for line in differences(found, self._expected)]
         for name, x in episode.extras.items():
-            if self._longest is not None or isinstance(x, Mapping) or "/" in name:
-                problems.append(f"steps/{name}: Minari supports extra fields only in HDF5 files and without nesting")
+            if isinstance(x, Mapping) or "/" in name:
+                problems.append(f"steps/{name}: Minari supports extra fields only without nesting")
         for name, x in named_leaves({"steps": {"reward": episode.reward, **episode.extras}}).items():
             if x.dtype.name not in DTYPES or not x.dtype.isnative:
                 problems.append(_refused(name, x.dtype))

@@ -19,7 +19,7 @@ from jaxrl.core import files
 from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
-from jaxrl.data import bounds, untrusted_tables
+from jaxrl.data import bounds
 from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, implied_discount, marks_of
 from jaxrl.data.metadata import check_files, read_minari
 
@@ -30,17 +30,15 @@ _MOST_ARRAYS = 100_000  # maximum number of arrays in the episodes that are read
 _DEEPEST = 20  # maximum depth of nested groups
 
 
-def package(data_format: str = "hdf5") -> Any:
-    """Import and return the package `minari`, with the libraries that it needs for files of this format.
+def package() -> Any:
+    """Import and return the package `minari`, which needs `h5py`.
 
     Raises:
       MissingExtraError: one of the packages is not installed.
     """
     try:
+        import h5py  # noqa: F401
         import minari
-
-        for name in ("h5py",) if data_format == "hdf5" else ("pyarrow", "flatbuffers"):
-            __import__(name)
     except ImportError as error:
         raise MissingExtraError("Minari", "data") from error
     return minari
@@ -77,8 +75,7 @@ class MinariReader:
             raise NoDatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
         check_files(self.path)
         described = read_minari(about)
-        data_format = described["data_format"]
-        minari = package(data_format)
+        minari = package()
         try:
             self._dataset = minari.MinariDataset(self.path / "data")
         except Exception as error:  # Minari passes on any error of its parsers
@@ -87,9 +84,7 @@ class MinariReader:
         self.absent: tuple[str, ...] = ()
         action_space, foreign = self._dataset.action_space, described.get("description") != DESCRIPTION
         self._first = first_integers(self._dataset.observation_space), first_integers(action_space, boxes=foreign)
-        self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # Minari's default
-        # In formats other than HDF5, Minari reads a long episode as several, and so misnumbers the following ones.
-        self._at_once = _AT_ONCE if data_format == "hdf5" else 1
+        self._pictures = bool(described.get("jpeg_encoding", True))  # Minari's default
 
     def __len__(self) -> int:
         return self._dataset.total_episodes
@@ -97,24 +92,17 @@ class MinariReader:
     def records(self, places: Iterable[int]) -> Iterator[Any]:
         """Yield (data, metadata) of each episode at `places`, in the given order, or the error raised by Minari."""
         storage, places, done = self._dataset.storage, [int(place) for place in places], 0
+        both = {"observations": self._dataset.observation_space, "actions": self._dataset.action_space}
         while done < len(places):
-            together = places[done : done + self._at_once]
+            together = places[done : done + _AT_ONCE]
             try:
-                self._check(together)
+                check_hdf5(self.path / "data" / "main_data.hdf5", together, both if self._pictures else {})
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
             except Exception as error:  # Minari passes on any error of its file formats
                 done += 1
                 yield error
-
-    def _check(self, places):
-        data, dataset = self.path / "data", self._dataset
-        if self._format == "hdf5":
-            both = {"observations": dataset.observation_space, "actions": dataset.action_space}
-            check_hdf5(data / "main_data.hdf5", places, both if self._pictures else {})
-        else:
-            untrusted_tables.check_episode(data / str(places[0]), self._format, self._pictures)
 
     def episode(self, record: Any, where: str) -> Episode:
         """Convert a record to an episode.

@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -12,23 +12,19 @@ from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.ring import Parts
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError, DatasetError
+from jaxrl.core.errors import DatasetError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
-from jaxrl.data.batching import Loader
+from jaxrl.data.batching import HEADROOM, Loader, arrays
 from jaxrl.data.dataset import Dataset
 from jaxrl.data.dataset_report import Rewards
-from jaxrl.data.episodes import Episode, broken_steps, cast, discount_problems, non_finite, refuse, zero_where
-from jaxrl.data.rows import rows_from_episode
+from jaxrl.data.episodes import Episode, cast, non_finite, refuse, zero_where
 from jaxrl.parallel import memory
 
-_HEADROOM = 0.9  # largest fraction of the free memory to use
 _OUTSIDE = 1e-3  # fraction of the range by which actions may exceed their bounds, because other programs round them
 
 
-def rings(
-    episodes: Iterable[Episode], sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int
-) -> tuple[Rings, int]:
+def rings(dataset: Dataset, sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int) -> tuple[Rings, int]:
     """Convert a dataset to the rings of sources, as numpy arrays; return them with a checksum of the rows.
 
     Warnings report changed or unused data: actions clipped to their bounds, rewards at last steps, or a dataset
@@ -39,20 +35,22 @@ def rings(
     for context.
 
     Args:
-      episodes: the dataset's episodes.
+      dataset: the dataset to convert; it is read once, but for its lengths.
       sources: the sources that sample from the dataset, keyed by name; see `jaxrl.buffers.fixed.source_of`.
       spec: the spec of the environment that the dataset is from.
       columns: the number of columns.
 
     Raises:
       DatasetError: an array has another shape or kind than the environment's, or an action is not in the action space.
-      ConfigError: the rows do not fit in memory.
+      ConfigError: the dataset has no episodes, or the rows do not fit in memory.
     """
-    clipped, rewards, converted = _Clipped(spec), Rewards(), []
-    for number, episode in enumerate(_fitting(episodes)):
-        converted.append(rows_from_episode(_as_of(number, episode, clipped)))
+    clipped, rewards = _Clipped(spec), Rewards()
+
+    def as_of(episode):
         rewards.add(episode)
-    rows = _joined(converted)
+        return _as_of(episode, clipped)
+
+    rows = arrays(dataset.map(as_of, same_length=True), copies=2)  # the rows and the rings
     if not rows.weight.any():
         raise DatasetError("the dataset has no transitions")
     for line in clipped.notes() + rewards.notes():
@@ -110,9 +108,9 @@ def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
     example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     needed = (int(dataset.lengths.sum()) + len(dataset)) * (memory.size_of(example) + 16)
     on_cpu, host, device = devices[0].platform == "cpu", memory.free_on_host(), memory.free_on_device(devices[0])
-    # Without separate device memory, the host holds the episodes, their rows, and the rings.
-    fits = host is None or (3 if on_cpu else 2) * needed <= _HEADROOM * host
-    return fits and (device is None or needed / len(devices) <= _HEADROOM * device)
+    # The host holds the rows and the rings, and without separate device memory, those on the device.
+    fits = host is None or (3 if on_cpu else 2) * needed <= HEADROOM * host
+    return fits and (device is None or needed / len(devices) <= HEADROOM * device)
 
 
 def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
@@ -132,7 +130,7 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
     def as_of(episode):
         nonlocal warned
         number, clipped = episode.metadata.get("episode_id", "of the stream"), _Clipped(spec)
-        found = _as_of(number, episode, clipped)
+        found = _as_of(episode, clipped)
         if clipped.clipped and not warned:
             warned = True
             warnings.warn(f"episode {number}: {clipped.notes()[0]}; this is reported only once", stacklevel=2)
@@ -140,20 +138,6 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
 
     items = {"n_step": source.n_step, "sequence": source.sequence}
     return dataset.map(as_of, same_length=True).loader(source.batch_size, seed=seed, window="fit", **items)
-
-
-def _fitting(episodes):
-    """Yield the episodes; raise a ConfigError as soon as those read leave too little memory for their rows."""
-    free, taken = memory.free_on_host(), 0
-    for episode in episodes:
-        taken += memory.size_of(episode.steps)
-        # Memory holds three copies: the episodes, their rows, and the rings.
-        if free is not None and 3 * taken > _HEADROOM * free:
-            raise ConfigError(
-                f"the dataset takes more than {taken / 2**30:.3g} GiB, but only {free / 2**30:.3g} GiB are free, and "
-                "three copies must fit into memory; use a smaller dataset, or more memory"
-            )
-        yield episode
 
 
 @dataclasses.dataclass
@@ -185,18 +169,18 @@ class _Clipped:
         return clipped
 
 
-def _as_of(number: int | str, episode: Episode, clipped: _Clipped) -> Episode:
-    """Convert an episode's arrays to the environment's spaces and drop its extras; `number` names it in errors."""
-    for field, what in broken_steps(episode) or non_finite(episode) + discount_problems(episode):
-        raise DatasetError(f"episode {number}: {field} {what}")
-    where, spec, acting = f"episode {number}:", clipped.spec, ~episode.is_last
+def _as_of(episode: Episode, clipped: _Clipped) -> Episode:
+    """Convert an episode's arrays to the environment's spaces and drop its extras."""
+    for field, what in non_finite(episode):
+        raise DatasetError(f"{field} {what}")
+    spec, acting = clipped.spec, ~episode.is_last
     always = np.ones_like(acting)
     clipped.actions += episode.length
     return dataclasses.replace(
         episode,
-        observation=_as_space(episode.observation, spec.observation_space, f"{where} observation", always),
-        action=_as_space(episode.action, spec.action_space, f"{where} action", acting, clipped),
-        reward=cast(episode.reward, np.float32, f"{where} reward", acting),
+        observation=_as_space(episode.observation, spec.observation_space, "observation", always),
+        action=_as_space(episode.action, spec.action_space, "action", acting, clipped),
+        reward=cast(episode.reward, np.float32, "reward", acting),
         extras={},
     )
 
@@ -231,14 +215,6 @@ def _as_space(
         refuse(where, x, outside, counts, f"the environment's space is {space!r}: scale it with dataset.map")
     x = cast(x, space.dtype, where, counts)
     return x if clipped is None else clipped.clip(x, space, counts)
-
-
-def _joined(parts):
-    if not parts:
-        raise DatasetError("the dataset has no episodes")
-    if any(part.discount is not None for part in parts):
-        parts = [part.replace(discount=part.discounts) for part in parts]
-    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 def _checksum(rows: Trajectory) -> int:

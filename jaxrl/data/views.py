@@ -1,4 +1,4 @@
-"""Views of an episode: n-step transitions, sequences, returns to go, realigned or truncated steps, and batches.
+"""Views of an episode: n-step transitions, sequences, returns to go, and realigned or truncated steps.
 
 Transitions and sequences are numpy arrays equal to those from a replay buffer of the same rows
 (`jaxrl.buffers.transitions`, `jaxrl.buffers.sequences`). `gather_transitions` and `gather_sequences` address rows by
@@ -7,7 +7,7 @@ number, so that a loader can use them across many episodes.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -258,27 +258,6 @@ def last_step_counts(episode: Episode) -> Episode:
     before[before == 0] = 1
     steps["discount"][-2] = 0
     return _rebuilt(episode, steps)
-
-
-@checked(size={"low": 1}, shift={"low": 1})
-def batches(
-    episode: Episode, size: int, *, shift: int | None = None, drop_remainder: bool = False
-) -> Iterator[dict[str, PyTree]]:
-    """Return an iterator over batches of consecutive steps, keyed by RLDS field name, with leaves `[size, ...]`.
-
-    Args:
-      episode: the episode, whose last step is included.
-      size: number of steps per batch.
-      shift: number of steps from the start of one batch to the start of the next; None: `size`, without overlap.
-      drop_remainder: whether to leave out batches shorter than `size` at the end.
-
-    Raises:
-      ConfigError: `size` or `shift` is less than 1.
-    """
-    shift = size if shift is None else shift
-    steps, count = episode.steps, len(episode.is_last)
-    starts = range(0, count - size + 1 if drop_remainder else count, shift)
-    return (jax.tree.map(lambda x: x[start : start + size], steps) for start in starts)  # noqa: B023
 
 
 def _rebuilt(episode, steps, **metadata):

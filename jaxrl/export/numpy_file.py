@@ -16,26 +16,8 @@ from jaxrl.export import numpy_policy
 from jaxrl.export.function import ActFunction
 from jaxrl.export.operations import Equation, Value, flat_equations, reachable
 
-# Parameters that each operation needs in addition to arrays; its other parameters only concern compilers.
-_PARAMETERS = {
-    "argmax": ("axes", "index_dtype"),
-    "argmin": ("axes", "index_dtype"),
-    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
-    "concatenate": ("dimension",),
-    "convert_element_type": ("new_dtype",),
-    "cumsum": ("axis",),
-    "dot_general": ("dimension_numbers",),
-    "expand_dims": ("dimensions",),
-    "integer_pow": ("y",),
-    "iota": ("shape", "dimension", "dtype"),
-    "round": ("rounding_method",),
-    "slice": ("start_indices", "limit_indices", "strides"),
-    "split": ("sizes", "axis"),
-    "stack": ("axis",),
-    "squeeze": ("dimensions",),
-    "transpose": ("permutation",),
-    **{f"reduce_{name}": ("axes",) for name in ("sum", "max", "min", "prod", "and", "or")},
-}
+# Parameters of operations that only concern compilers.
+_OF_COMPILERS = ("accuracy", "out_sharding", "precision", "preferred_element_type", "sharding", "weak_type")
 
 
 def write(path: Path, function: ActFunction, about: dict[str, Any]) -> None:
@@ -123,7 +105,7 @@ def _parameters(equation: Equation) -> dict[str, Any] | None:
             return _block(equation)
         if equation.name == "reshape":
             return {"new_sizes": _sizes(equation.parameters["new_sizes"])}
-        return {name: _plain(equation.parameters[name]) for name in _PARAMETERS.get(equation.name, ())}
+        return {name: _plain(x) for name, x in equation.parameters.items() if name not in _OF_COMPILERS}
     except TypeError:
         return None
 

@@ -1,19 +1,16 @@
-"""What a file says of itself is looked at before it is decoded: pictures, tables, records of somebody else's."""
+"""What a file says of itself is looked at before it is decoded: pictures, arrays, records of somebody else's."""
 
-import contextlib
 import io
 import struct
-import types
 import zlib
 
 import numpy as np
 import pytest
 from helpers import hostile
-from helpers.recorded import episode, write_minari
 from PIL import Image
 
 from jaxrl.core.errors import DatasetError, RunDirectoryError
-from jaxrl.data import bounds, features, load_dataset, tfrecord, untrusted_tables
+from jaxrl.data import bounds, features, tfrecord
 from jaxrl.data.minari_reader import check_hdf5
 from jaxrl.data.staging import Staging
 from jaxrl.parallel import memory
@@ -118,119 +115,7 @@ def test_a_file_of_nothing_but_a_hole_is_refused_at_once(tmp_path, monkeypatch):
     assert seen == [bytes(8)]
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["arrow", "parquet"])
-def table(request, tmp_path):
-    """A dataset of Minari's in this format, and the file of its one episode."""
-    pytest.importorskip("minari")
-    pytest.importorskip("pyarrow")
-    path = write_minari(tmp_path, [episode(0, 3, dtypes=["float32", "uint8"])], data_format=request.param)
-    (file,) = path.rglob(f"*.{request.param}")
-    return request.param, path, file
-
-
-def read(path):
-    dataset = load_dataset(f"minari:{path}")
-    return [dataset[number] for number in range(len(dataset))]
-
-
-def rewritten(table, change, **how):
-    """The dataset with another table in place of its own."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kind, path, file = table
-    source = pa.ipc.open_file(file).read_all() if kind == "arrow" else pq.read_table(file)
-    found = change(pa, source)
-    if kind == "arrow":
-        with pa.ipc.new_file(file, found.schema, options=pa.ipc.IpcWriteOptions(**how)) as writer:
-            writer.write_table(found)
-    else:
-        pq.write_table(found, file, **how)
-    return path
-
-
-def _nulls(pa, source):
-    return pa.table({"rewards": pa.nulls(1000)})
-
-
-def _extension(pa, source):
-    field = pa.field("rewards", pa.binary(), metadata={"ARROW:extension:name": "arrow.py_extension_type"})
-    return pa.table([pa.array([b"x"])], schema=pa.schema([field]))
-
-
-def _dictionary(pa, source):
-    return pa.table({"rewards": pa.array(["x"] * 9).dictionary_encode()})
-
-
-def _deep(pa, source):
-    column = pa.array([1])
-    for _ in range(30):
-        column = pa.array([{"a": None}], pa.struct([("a", column.type)]))
-    return pa.table({"rewards": column})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [_nulls, _extension, _dictionary, _deep],
-)
-def test_tables_of_types_that_minari_does_not_write(table, change):
-    path = rewritten(table, change)
-    with hostile.Watch(path) as watch, hostile.bounded(), pytest.raises(DatasetError, match="cannot be read"):
-        read(path)
-    assert watch.found == []
-
-
-def test_tables_that_are_compressed_otherwise(table):
-    with pytest.raises(DatasetError, match="compressed"):
-        read(rewritten(table, lambda pa, source: source, compression="zstd"))
-
-
-def test_a_table_of_more_than_memory(table, monkeypatch):
-    assert len(read(table[1])) == 1
-    monkeypatch.setattr(memory, "free_on_host", lambda: 100)
-    with pytest.raises(DatasetError, match="the table would take .* of free memory"):
-        read(table[1])
-
-
-def _zigzag(number):
-    number, written = number << 1, b""
-    while number > 127:
-        written, number = written + bytes([number & 127 | 128]), number >> 7
-    return written + bytes([number])
-
-
-def _page(unpacked, packed, values):
-    """A header as Parquet has it: of a page of data, its sizes and how many values it has."""
-    return b"\x15\x00\x15" + _zigzag(unpacked) + b"\x15" + _zigzag(packed) + b"\x2c\x15" + _zigzag(values) + b"\x00\x00"
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        (_page(40, 40, 9) + bytes(40), None),
-        (_page(1 << 30, 40, 9) + bytes(40), "a page of 40 bytes declares 1,073,741,824 unpacked bytes"),
-        (_page(40, 40, 1 << 30) + bytes(40), "have 1,073,741,824 values, not as declared"),
-        (_page(40, 400, 9) + bytes(40), "a page of 400 bytes declares 40 unpacked bytes"),
-        (b"\x1c" * 100 + bytes(1000), "nested too deeply"),
-        (b"\x15" + b"\xff" * 100, "a number is not terminated"),
-    ],
-    ids=["sound", "unpacked", "values", "packed", "deep", "endless"],
-)
-def test_pages_that_promise_more_than_they_hold(page, said):
-    column = types.SimpleNamespace(
-        compression="SNAPPY",
-        data_page_offset=0,
-        dictionary_page_offset=None,
-        total_compressed_size=len(page),
-        num_values=9,
-        path_in_schema="x",
-        physical_type="INT32",
-    )
-    with contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said):
-        assert untrusted_tables._check_column(io.BytesIO(page), len(page), column) == 40 + 9 * 16
+# --- arrays of HDF5 ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(10**12,), (1, 10**12)], ids=str)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.discounted import Discounted
-from helpers.made import ENDINGS, made
+from helpers.made import ENDINGS, made, transitions_in_words
 from helpers.recorded import as_dataset
 from helpers.registered import nothing_registered_for_good
 
@@ -68,12 +68,9 @@ def test_n_step_targets_are_sums(ending, n):
     batch = jax.tree.map(jnp.asarray, views.transitions(dataclasses.replace(episode, extras={}), n))
     value = jnp.arange(8, dtype=jnp.float32) - 3.0
     found = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, GAMMA)
-    for t in range(8):
-        total, reach = 0.0, 1.0
-        for k in range(t, min(t + n, 8)):
-            total += reach * episode.reward[k]
-            reach *= GAMMA * (0.0 if episode.is_terminal[k + 1] else episode.discount[k])
-        np.testing.assert_allclose(found[t], total + reach * value[t], rtol=1e-5, atol=1e-5)
+    for t, rewards, steps, bootstrap in transitions_in_words(episode, n):
+        wanted = np.sum(GAMMA ** np.arange(n) * rewards) + GAMMA**steps * bootstrap * value[t]
+        np.testing.assert_allclose(found[t], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("discounted", [0, 1])

@@ -1,4 +1,4 @@
-"""Episodes cut out of rows: whatever ended them, wherever the calls begin and end, and however many environments."""
+"""Episodes to rows and back, and cut out of rows: whatever ended them, wherever calls begin, of any environments."""
 
 import dataclasses
 import math
@@ -6,13 +6,15 @@ import math
 import jax
 import numpy as np
 import pytest
+from helpers.made import episodes, made
+from helpers.recorded import assert_bitwise
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
 from jaxrl.data.episodes import broken_rules, cast
-from jaxrl.data.rows import EpisodeCutter
+from jaxrl.data.rows import EpisodeCutter, episode_from_rows, rows_from_episode
 
 # What ends an episode, and what the dataset says of it. "broken": the environment failed, so that the last row does
 # not count; "lost": rows are missing, the next that follows is a first one.
@@ -136,32 +138,59 @@ def test_an_episode_shares_no_memory_with_the_rows():
     jax.tree.map(np.testing.assert_array_equal, rows, before)
 
 
+def flags(*true):
+    return np.isin(np.arange(3), true)
+
+
 @pytest.mark.parametrize(
     "change, field, what",
     [
-        ({"is_last": [0, 0, 0]}, "is_last", "no step"),
-        ({"is_last": [0, 1, 1]}, "is_last", "step 1, 2"),
-        ({"is_first": [0, 1, 0]}, "is_first", "step 1"),
-        ({"is_terminal": [0, 1, 1]}, "is_terminal", "step 1"),
-        ({"reward": [[1.0], [2.0], [0.0]]}, "reward", r"has shape (1,) at each step"),
-        ({"discount": [[1.0], [0.0], [0.0]]}, "discount", r"has shape (1,) at each step"),
-        ({"reward": [1.0, 2.0]}, "reward", "2 steps"),
-        ({"metadata": {"return": 7.0}}, "return", "but 0.4"),
+        ({"is_last": flags()}, "is_last", "no step"),
+        ({"is_last": flags(1, 2)}, "is_last", "step 1, 2"),
+        ({"is_first": flags(1)}, "is_first", "step 1"),
+        ({"is_terminal": flags(1, 2)}, "is_terminal", "step 1"),
+        ({"reward": np.ones((3, 1))}, "reward", "has shape (1,) at each step"),
+        ({"discount": np.ones((3, 1))}, "discount", "has shape (1,) at each step"),
+        ({"reward": np.ones(2)}, "reward", "2 steps"),
+        ({"metadata": {"return": 7.0}, "reward": np.float32([0.1, 0.3, 0])}, "return", "but 0.4"),
         ({"metadata": {"length": 3}}, "length", "but 2"),
     ],
 )
 def test_every_broken_rule_is_found_with_its_field(change, field, what):
-    ((_, episode),) = EpisodeCutter(1).add(stacked([rows_of([(2, "terminated")], 0)]))
-    kinds = {"reward": np.float32, "discount": np.float32}
-    change = {
-        name: value if name == "metadata" else np.asarray(value, kinds.get(name, np.bool_))
-        for name, value in change.items()
-    }
-    if field in ("return", "length"):
-        change["reward"] = np.float32([0.1, 0.3, 0.0])
-    found = broken_rules(dataclasses.replace(episode, **change))
-    assert [name for name, _ in found] == [field]
-    assert what in found[0][1]
+    ((name, problem),) = broken_rules(dataclasses.replace(made(2, "terminated"), **change))
+    assert name == field and what in problem
+
+
+@given(episodes())
+def test_an_episode_comes_back_exactly_from_its_rows_and_they_from_it(episode):
+    rows = rows_from_episode(episode)
+    assert rows.weight.tolist() == [True] * episode.length + [False]
+    again = episode_from_rows(rows, episode.metadata)
+    assert_bitwise(rows_from_episode(again), rows)
+    assert again.metadata == episode.metadata
+    # What the last action, reward and discount were means nothing: they are zero.
+    last = {name: jax.tree.map(np.copy, episode.steps[name]) for name in ("action", "reward", "discount")}
+    for leaf in jax.tree.leaves(last):
+        leaf[-1] = 0
+    assert_bitwise(again.steps, episode.steps | last)
+
+
+@pytest.mark.parametrize("ending", sorted(set(ENDINGS.values())))
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_whatever_did_not_terminate_is_truncated_at_its_last_transition(ending, has_metadata):
+    episode = made(3, ending)
+    rows = rows_from_episode(episode if has_metadata else dataclasses.replace(episode, metadata={}))
+    end = [False, False, True, False]
+    assert rows.terminated.tolist() == (end if ending == "terminated" else [False] * 4)
+    assert rows.truncated.tolist() == (end if ending != "terminated" else [False] * 4)
+
+
+def test_rows_of_different_lengths_are_no_episode():
+    rows = rows_from_episode(made(3, "truncated"))
+    with pytest.raises(AssertionError, match="shape"):
+        episode_from_rows(rows.replace(reward=rows.reward[1:]))
+    with pytest.raises(AssertionError, match="shape"):
+        rows_from_episode(dataclasses.replace(made(3, "truncated"), action=np.zeros(3)))
 
 
 NUMBERS = ["bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]

@@ -1,4 +1,4 @@
-"""Descriptions of datasets that ask for code: none of it runs, whoever opens the dataset."""
+"""Descriptions of datasets that ask for code: none of it runs."""
 
 import contextlib
 import importlib
@@ -7,13 +7,10 @@ import os
 import sys
 
 import pytest
-from helpers.programs import ENV
 from helpers.recorded import episode, write_minari, write_rlds
 from helpers.strict_json import read_json
 
 import jaxrl
-from jaxrl.algos import CQL
-from jaxrl.cli import main
 from jaxrl.core.errors import DatasetError
 from jaxrl.data import metadata
 
@@ -34,19 +31,6 @@ def marker(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     yield found
     sys.modules.pop("evil_features", None)
-
-
-def openers(source):
-    """Everything that opens a dataset by its name."""
-    yield lambda: jaxrl.train(CQL(), ENV, total_steps=64, dataset=source, progress=False)
-    yield lambda: exits(["dataset", "info", source])
-    yield lambda: exits(["train", "cql", "--env", "probe:Constant", "--total-steps", "64", "--dataset", source])
-
-
-def exits(argv):
-    """The command with its error as an exception."""
-    assert main.main(argv) in (1, 2)
-    raise DatasetError
 
 
 def refused(source, marker, words):
@@ -101,16 +85,10 @@ def test_classes_that_features_name_are_not_imported(tmp_path, marker, change):
 
 
 def test_parts_of_a_recording_are_no_way_around(tmp_path, marker):
-    """Whoever opens it."""
     write_rlds(tmp_path / "data" / "part-000000000000", ONE)
     file = write_rlds(tmp_path / "data" / "part-000000000100", ONE) / "features.json"
     file.write_text(json.dumps(HOSTILE["the whole"](read_json(file))))
-    source = f"rlds:{tmp_path / 'data'}"
-    refused(source, marker, "part-000000000100/features.json")
-    for open_it in openers(source):
-        with pytest.raises(DatasetError):
-            open_it()
-        assert not marker.exists()
+    refused(f"rlds:{tmp_path / 'data'}", marker, "part-000000000100/features.json")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +158,7 @@ def test_the_environment_that_minari_would_build_is_not(tmp_path, marker, monkey
         ({"action_space": '{"type": "Tuple", "subspaces": [{"type": "Evil"}]}'}, r"action_space\[0\] is 'Evil'"),
         ({"action_space": '{"type": "Box", "dtype": "U400000000"}'}, "action_space has dtype 'U400000000'"),
         ({"action_space": "{"}, "cannot be read"),
-        ({"data_format": "evil"}, "data_format is 'evil'"),
+        ({"data_format": "arrow"}, "data_format is 'arrow'"),
         ({"data_format": ["hdf5"]}, "data_format is"),
     ],
 )

@@ -145,16 +145,6 @@ def test_statistics_and_arrays_are_those_of_the_episodes(dataset):
     assert_bitwise(rows.observation["number"], np.concatenate([one.observation["number"] for one in train]))
 
 
-def test_a_loader_reads_from_disk(dataset):
-    transitions = {int(n) for one in dataset for n in one.observation["number"][:-1]}
-    loader = dataset.loader(10, n_step=2, seed=4, cache_bytes=3000)
-    assert loader.items == len(transitions) == 50
-    drawn = [loader.batch(number).observation["number"].tolist() for number in range(5)]
-    assert set(sum(drawn, [])) == transitions
-    with loader:
-        assert loader.take(1, 2).observation["number"].tolist() == drawn[1:3]
-
-
 @pytest.mark.long
 def test_processes_read_the_same_batches(dataset):
     """Also what only a copy by value can bring there: a function that was made here."""

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers.made import episodes, made
+from helpers.made import episodes, made, transitions_in_words
 from helpers.recorded import assert_bitwise
 from helpers.refused import refused
 from helpers.streams import adder
@@ -30,25 +30,10 @@ def stack(items):
 # --- transitions -----------------------------------------------------------------------------------------------------
 
 
-def transitions_in_words(episode, n):
-    """Transition by transition."""
-    found = []
-    for t in range(episode.length):
-        rewards, steps, bootstrap = [0.0] * n, 0, 1.0
-        while steps < n and not episode.is_last[t + steps]:
-            rewards[steps] = bootstrap * float(episode.reward[t + steps])
-            bootstrap *= float(episode.discount[t + steps])
-            steps += 1
-        if episode.is_terminal[t + steps]:
-            bootstrap = 0.0
-        found.append((t, rewards, steps, bootstrap))
-    return found
-
-
 @settings(max_examples=60)
 @given(episodes(), st.integers(1, 12))
 def test_transitions_are_right_at_both_ends(episode, n):
-    batch, wanted = views.transitions(episode, n), transitions_in_words(episode, n)
+    batch, wanted = views.transitions(episode, n), list(transitions_in_words(episode, n))
     assert len(batch.weight) == len(wanted) == episode.length and batch.weight.all()
     assert batch.rewards.shape == (episode.length, n) and batch.rewards.dtype == np.float32
     for i, (t, rewards, steps, bootstrap) in enumerate(wanted):
@@ -176,6 +161,11 @@ def test_alignments_move_what_followed_to_where_it_arrived(episode):
             assert_bitwise(at(steps["action"], i), action)
             assert (steps["reward"][i], steps["discount"][i]) == (reward, discount)
     refused(lambda: views.aligned(episode, "ASR"), "alignment='ASR'")
+    before = jax.tree.map(np.copy, episode.steps)
+    for steps in (sar, rsa, ars):
+        for leaf in (steps["reward"], steps["discount"], *jax.tree.leaves(steps["action"])):
+            leaf[:] = 9
+    assert_bitwise(episode.steps, before)
 
 
 @given(episodes(), st.integers(0, 12), st.booleans())
@@ -208,28 +198,3 @@ def test_a_condition_gives_one_answer_a_step():
     for wrong in (lambda e: e.reward, lambda e: True, lambda e: e.is_last[:-1]):
         with pytest.raises(ConfigError, match=r"it must return bool \(4,\)"):
             views.truncate(made(3, "truncated"), wrong)
-
-
-@given(episodes(), st.integers(1, 6), st.none() | st.integers(1, 4), st.booleans())
-def test_batches_are_the_steps_in_order(episode, size, shift, drop):
-    found = list(views.batches(episode, size, shift=shift, drop_remainder=drop))
-    wanted, begin = [], 0
-    while begin <= episode.length:
-        part = list(range(begin, min(begin + size, episode.length + 1)))
-        if len(part) == size or not drop:
-            wanted.append(part)
-        begin += shift or size
-    assert [(batch["observation"]["number"] - episode.observation["number"][0]).tolist() for batch in found] == wanted
-    for batch, part in zip(found, wanted, strict=True):
-        assert_bitwise(batch, at(episode.steps, slice(part[0], part[-1] + 1)))
-    refused(lambda: views.batches(episode, 0), "size=0 must be at least 1")
-
-
-@pytest.mark.parametrize("kind", ["SAR", "RSA", "ARS"])
-def test_what_was_moved_may_be_written_to(kind):
-    episode = made(5, "terminated", garbage=True)
-    before = jax.tree.map(np.copy, episode.steps)
-    steps = views.aligned(episode, kind)
-    for leaf in (steps["reward"], steps["discount"], *jax.tree.leaves(steps["action"])):
-        leaf[:] = 9
-    assert_bitwise(episode.steps, before)

@@ -8,12 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.exported import BOX, IMAGES, MANY, VECTORS, assert_same, combinations, observations, policy_of
+from helpers.exported import (
+    IMAGES,
+    PARTS,
+    PLAIN,
+    RECURRENT,
+    VECTORS,
+    assert_same,
+    combinations,
+    nested,
+    observations,
+    policy_of,
+    ppo,
+)
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import networks
-from jaxrl.algos.fields import Memory
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, env_spec
@@ -23,24 +34,6 @@ from jaxrl.export.policies import PLATFORMS, exported
 from jaxrl.run.policies.policy import Policy
 
 COMBINATIONS = combinations()
-# Each algorithm with vectors and its first kind of actions, and images where networks differ.
-SMALL = networks.MLP((16,))
-RECURRENT = {
-    "gru": jaxrl.PPO(
-        network=networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
-        normalize_observation=True,
-        normalize_reward=True,
-    ),
-    "lstm": jaxrl.R2D2(network=networks.QNetwork(torso=SMALL, core=networks.LSTM(8), previous_action=True)),
-    "mingru": jaxrl.PPO(network=networks.ActorCritic(torso=SMALL, core=networks.MinGRU(8, layers=2), shared=True)),
-    "lru": jaxrl.PPO(network=networks.ActorCritic(torso=SMALL, core=networks.LRU(8))),
-    "gtrxl": jaxrl.PQN(network=networks.QNetwork(torso=SMALL, core=networks.GTrXL(8, heads=2, memory=5))),
-    "sac": jaxrl.SAC(
-        policy=networks.Actor(torso=SMALL, core=networks.GRU(8)),
-        critic=networks.Critic(torso=SMALL, core=networks.GRU(8)),
-        memory=Memory(length=6, burn_in=2),
-    ),
-}
 
 
 def abstract(algo, spec):
@@ -78,50 +71,33 @@ def assert_exported_same(policy, *, sample=False, **how):
     assert_same(policy, act, sample=sample, **how)
 
 
-@pytest.mark.parametrize("name", one_quick(COMBINATIONS, "sac-vectors-continuous"))
-def test_every_algorithm_acts_as_its_run_does(name):
-    assert_exported_same(policy_of(*COMBINATIONS[name]), steps=4)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ppo-vectors-discrete", "sac-vectors-continuous", "dqn-vectors-discrete"])
 def test_samples_are_those_of_the_run_by_the_same_key(name):
     assert_exported_same(policy_of(*COMBINATIONS[name]), batches=(1, 16), steps=3, sample=True)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_policies_remember_over_a_hundred_steps(name):
-    spec = EnvSpec("test", VECTORS, BOX if name in ("sac", "mingru") else MANY)
-    assert_exported_same(policy_of(RECURRENT[name], spec), batches=(1, 16), steps=100)
-
-
 ATARI = jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-NESTED = jaxrl.spaces.Dict({"camera": IMAGES, "arm": jaxrl.spaces.Dict({"angle": VECTORS}), "room": MANY})
 TORSOS = [
     (networks.MLP((8, 8), "relu", "layer"), VECTORS),
     (networks.MinAtarCNN(2, 3, 4, normalization="layer"), IMAGES),
     (networks.NatureCNN(), ATARI),
     (networks.ImpalaCNN(), ATARI),
     (networks.ImpalaResNet(), ATARI),
-    (networks.default_torso(NESTED), NESTED),
+    (networks.default_torso(nested(IMAGES)), nested(IMAGES)),
 ]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("torso", "space"), TORSOS, ids=lambda x: type(x).__name__)
-def test_every_torso(torso, space):
-    # Of numbers that no bound cuts off, which differ for any two observations.
-    spec = EnvSpec("test", space, jaxrl.spaces.Box(-1e9, 1e9, (2,)))
-    algo = jaxrl.PPO(network=networks.ActorCritic(torso=torso))
-    assert_exported_same(policy_of(algo, spec), batches=(1, 8), steps=2)
+# Of numbers that no bound cuts off, which differ for any two observations.
+WIDE = jaxrl.spaces.Box(-1e9, 1e9, (2,))
+POLICIES = COMBINATIONS | RECURRENT | {"parts": (PLAIN, EnvSpec("test", VECTORS, PARTS))}
+POLICIES |= {type(torso).__name__: (ppo(torso), EnvSpec("test", space, WIDE)) for torso, space in TORSOS}
 
 
-@pytest.mark.long
-def test_actions_of_several_parts():
-    parts = jaxrl.spaces.Dict({"move": BOX, "speak": jaxrl.spaces.Tuple((MANY, jaxrl.spaces.MultiDiscrete((2, 3))))})
-    spec = EnvSpec("test", VECTORS, parts)
-    assert_exported_same(policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec), batches=(3,))
+@pytest.mark.parametrize("name", one_quick(POLICIES, "sac-vectors-continuous"))
+def test_every_policy_acts_as_its_run_does(name):
+    batches = (1, 256) if name in COMBINATIONS else (1, 16)
+    assert_exported_same(policy_of(*POLICIES[name]), batches=batches, steps=100 if name in RECURRENT else 4)
 
 
 @struct.dataclass
@@ -134,11 +110,12 @@ class Masked:
     observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def reset(self, key):
-        state, time_step = self.env.reset(key)
-        return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
+        return self._masked(*self.env.reset(key))
 
     def step(self, state, action, key):
-        state, time_step = self.env.step(state, action, key)
+        return self._masked(*self.env.step(state, action, key))
+
+    def _masked(self, state, time_step):
         return state, time_step.replace(action_mask=time_step.observation[:2] > 0)
 
 
@@ -146,7 +123,7 @@ class Masked:
 def test_a_mask_is_an_argument_and_is_obeyed():
     env = Masked(jaxrl.make("gymnax:CartPole-v1"))
     spec = env_spec(env)
-    policy = policy_of(jaxrl.PPO(network=networks.ActorCritic(torso=SMALL)), spec, env)
+    policy = policy_of(PLAIN, spec, env)
     function = ActFunction(policy)
     assert list(function.arguments) == ["observation", "carry", "first", "reward", "action_mask"]
     seen, n = observations(spec, 8), spec.action_space.n

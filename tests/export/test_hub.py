@@ -7,18 +7,13 @@ import sys
 import numpy as np
 import pytest
 from helpers import hub as stand_in
-from helpers.exported import policy_of
+from helpers.exported import write_folder
 from helpers.processes import python
-from helpers.programs import ENV, PPO
 from helpers.refused import refused
 from helpers.strict_json import read_json
 
 import jaxrl
-from jaxrl import envs
-from jaxrl.core.config import encode
 from jaxrl.core.errors import MissingExtraError
-from jaxrl.core.types import env_spec
-from jaxrl.envs.configs import to_config
 from jaxrl.export.hub import pull, push
 from jaxrl.run.policies import policy_folder
 
@@ -44,8 +39,7 @@ CODE = """if True:
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("hub") / "policy"
     path.mkdir()
-    config = {"algorithm": encode(PPO), "environment": to_config(envs.prepared(ENV)), "topology": None}
-    policy_folder.write(path, policy_of(PPO, env_spec(ENV)).actor, config | {"total_steps": 256}, 128)
+    write_folder(path)
     (path / "README.md").write_text("# A policy\n")
     (path / "notes.txt").write_text("my own")
     return path

@@ -28,7 +28,6 @@ pytestmark = [
 pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("minari")
 pytest.importorskip("h5py")
-pytest.importorskip("pyarrow")
 
 MANY = int(os.environ.get("FAULTS_MUTATIONS") or 300)
 
@@ -63,12 +62,10 @@ KINDS = {
     "tfrecord": ("rlds", "*.tfrecord*", "rlds", bytes_mutated),
     "metadata.json": ("made-v0", "data/metadata.json", "minari", json_mutated),
     "hdf5": ("made-v0", "data/main_data.hdf5", "minari", bytes_mutated),
-    "arrow": ("arrow/made-v0", "**/*.arrow", "minari", bytes_mutated),
-    "parquet": ("parquet/made-v0", "**/*.parquet", "minari", bytes_mutated),
 }
 # Those that stand for their readers, and how often each is changed; others are changed 15 times.
 OFTEN = {"config.json": 75, "metrics.jsonl": 45, "manifest.json": 45, "features.json": 40, "dataset_info.json": 40}
-OFTEN |= {"metadata.json": 40, "result.json": 24, "arrays": 20, "array_record": 15, "arrow": 15, "parquet": 15}
+OFTEN |= {"metadata.json": 40, "result.json": 24, "arrays": 20, "array_record": 15}
 OFTEN |= {"recording.json": 6}
 
 

@@ -24,7 +24,7 @@ import jax  # noqa: E402  all need the path or the platform above
 import jax.extend.core  # noqa: E402
 import numpy as np  # noqa: E402
 from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA  # noqa: E402
-from helpers.made import made  # noqa: E402
+from helpers.made import dataset_of, made  # noqa: E402
 from helpers.programs import NUM_ENVS  # noqa: E402
 
 import jaxrl  # noqa: E402
@@ -109,7 +109,7 @@ def of_data(algo, env):
     seen, acted = (blank(space, steps) for space in (layout.spec.observation_space, layout.spec.action_space))
     episode = dataclasses.replace(made(steps - 1, "truncated"), observation=seen, action=acted, extras={})
     sources = layout.experience(algo).dataset_sources
-    dataset = rings.rings([episode], sources, layout.spec, columns=layout.shards)[0]
+    dataset = rings.rings(dataset_of(episode), sources, layout.spec, columns=layout.shards)[0]
     dataset = {of_dataset(name): ring for name, ring in dataset.items()}
     state = jax.eval_shape(program.init, algo, None, KEY, dataset)
     return [_chunk.trace(program, None, algo, None, *halves(state), ONE, STEPS, dataset)]

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrl
 from helpers.programs import ENV, PPO
 from helpers.registered import OWN_ALGORITHMS
-from jaxrl import envs
+from jaxrl import envs, networks
+from jaxrl.algos.fields import Memory
 from jaxrl.core import spaces
 from jaxrl.core.config import encode
 from jaxrl.core.schedules import resolve_schedules
@@ -17,6 +19,40 @@ from jaxrl.run.policies.policy import Policy
 
 VECTORS, IMAGES = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0.0, 1.0, (10, 10, 4))
 MANY, BOX = spaces.Discrete(6), spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
+PARTS = spaces.Dict({"move": BOX, "speak": spaces.Tuple((MANY, spaces.MultiDiscrete((2, 3))))})
+SMALL = networks.MLP((16,))
+SPEC = EnvSpec("test", VECTORS, MANY)
+
+
+def ppo(torso=SMALL, core=None, **fields):
+    """Return PPO with this torso and core."""
+    return jaxrl.PPO(network=networks.ActorCritic(torso=torso, core=core, **fields))
+
+
+PLAIN = ppo()
+RECURRENT = {
+    "gru": ppo(core=networks.GRU(8), previous_action=True, previous_reward=True).replace(
+        normalize_observation=True, normalize_reward=True
+    ),
+    "lstm": jaxrl.R2D2(network=networks.QNetwork(torso=SMALL, core=networks.LSTM(8), previous_action=True)),
+    "mingru": ppo(core=networks.MinGRU(8, layers=2), shared=True),
+    "lru": ppo(core=networks.LRU(8)),
+    "gtrxl": jaxrl.PQN(network=networks.QNetwork(torso=SMALL, core=networks.GTrXL(8, heads=2, memory=5))),
+    "sac": jaxrl.SAC(
+        policy=networks.Actor(torso=SMALL, core=networks.GRU(8)),
+        critic=networks.Critic(torso=SMALL, core=networks.GRU(8)),
+        memory=Memory(length=6, burn_in=2),
+    ),
+}
+RECURRENT = {
+    name: (algo, EnvSpec("test", VECTORS, BOX) if name in ("sac", "mingru") else SPEC)
+    for name, algo in RECURRENT.items()
+}
+
+
+def nested(camera):
+    """Return a space of several parts, one of which is `camera`."""
+    return spaces.Dict({"camera": camera, "arm": spaces.Dict({"angle": VECTORS}), "room": MANY})
 
 
 def combinations():

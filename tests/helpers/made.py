@@ -1,8 +1,11 @@
-"""Episodes made up by hypothesis, of finite numbers that sums of float32 keep exactly."""
+"""Episodes made up by hypothesis, of finite numbers that sums of float32 keep exactly; and datasets in memory."""
+
+from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
+from jaxrl.data import Dataset
 from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode
 
 ENDINGS = (TERMINATED, TRUNCATED, CUT_OFF)
@@ -51,3 +54,40 @@ def episodes(min_transitions=1, max_transitions=9):
         st.booleans(),
         st.booleans(),
     )
+
+
+def transitions_in_words(episode, n):
+    """Yield (first step, rewards, number of steps, bootstrap) of every n-step transition of an episode, by loops."""
+    for t in range(episode.length):
+        rewards, steps, bootstrap = [0.0] * n, 0, 1.0
+        while steps < n and not episode.is_last[t + steps]:
+            rewards[steps] = bootstrap * float(episode.reward[t + steps])
+            bootstrap *= float(episode.discount[t + steps])
+            steps += 1
+        yield t, rewards, steps, 0.0 if episode.is_terminal[t + steps] else bootstrap
+
+
+class InMemory:
+    """A reader of episodes in memory."""
+
+    path, name, absent = Path("made"), "made", ()
+
+    def __init__(self, episodes):
+        self._episodes = episodes
+
+    def __len__(self):
+        return len(self._episodes)
+
+    def records(self, places):
+        return (self._episodes[place] for place in places)
+
+    def episode(self, record, where):
+        return record
+
+    def summary(self, record, where):
+        return record.summary
+
+
+def dataset_of(*episodes):
+    """Return a dataset of these episodes, which is on no disk."""
+    return Dataset("made", [InMemory(episodes)])

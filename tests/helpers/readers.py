@@ -48,8 +48,7 @@ def made(root):
         jaxrl.train(DQN, ENV, total_steps=4 * ROWS, run_dir=whole / "replay", **often)
     result.save(whole / "policy")
     write_rlds(whole / "rlds", [one], file_format="tfrecord")
-    for kind in ("hdf5", "arrow", "parquet"):
-        write_minari(whole if kind == "hdf5" else whole / kind, [one], data_format=kind)
+    write_minari(whole, [one])
     sys.path.insert(0, os.fspath(root / "outside"))
     try:
         yield root

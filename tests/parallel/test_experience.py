@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.made import dataset_of, whole
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal
 from helpers.rows_alone import RowsAlone
 from helpers.streams import Fed, rows_of
@@ -17,7 +18,6 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Replay, Sequence
 from jaxrl.core.types import Trajectory, TransitionBatch, env_spec
 from jaxrl.data import rings
-from jaxrl.data.episodes import Episode
 from jaxrl.parallel.experience import Experience, of_dataset
 from jaxrl.parallel.layout import checked_layout
 from jaxrl.parallel.replicas import SingleReplica
@@ -100,10 +100,8 @@ def test_every_shard_draws_its_part_and_priorities_return_to_where_items_came_fr
         weight=np.ones((length, NUM_ENVS), bool),
         **flags,
     )
-    marks = np.zeros((3, 41), bool)
-    marks[0, 0] = marks[1, -1] = True
-    theirs = Episode(np.ones((41, 4), np.float32), np.zeros(41, np.int32), np.ones(41), np.ones(41), *marks)
-    made, _ = rings.rings([theirs], parts.dataset_sources, parts.spec, columns=shards)
+    theirs = whole(np.ones((41, 4), np.float32), np.zeros(41, np.int32), np.ones(41), np.ones(41), "truncated")
+    made, _ = rings.rings(dataset_of(theirs), parts.dataset_sources, parts.spec, columns=shards)
     dataset = {of_dataset(name): jax.tree.map(jnp.asarray, ring) for name, ring in made.items()}
     states = parts.empty(RowsAlone(jax.tree.map(lambda x: x[:8], own)), dataset)
     for start in (0, 8):

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from algorithms import ALGORITHMS as TINY
+from helpers.made import dataset_of
 from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.refused import refused
 from helpers.strict_json import read_json
@@ -35,28 +36,18 @@ SHARDS = 4
 IMITATING = {"sqil": TINY["sac_discrete"].replace(imitate=True), "gail": TINY["gail"]}
 
 
-class Episodes(list):
-    """A dataset in memory."""
-
-    path = "memory"
-
-    @property
-    def lengths(self):
-        return np.array([episode.length for episode in self])
-
-
 @functools.cache
 def episodes():
     algo = resolve_schedules(DQN, np.float32(0.0))
     program = anakin().bind(algo, ENV)
     state = program.start(algo, ENV, 0)
     policy = jaxrl.Policy(algo, algo.actor(state.learner), program.layout.spec)
-    cutter, found = EpisodeCutter(NUM_ENVS), Episodes()
+    cutter = EpisodeCutter(NUM_ENVS)
     which = {"env_index": np.arange(NUM_ENVS), "all_envs": NUM_ENVS}
     stream = policy_rows.play(policy, ENV, **which, seed=1, explore=True)
-    found += [episode for _, episode in cutter.add(next(stream))][:40]
+    found = [episode for _, episode in cutter.add(next(stream))][:40]
     stream.close()
-    return found
+    return dataset_of(*found)
 
 
 def rings(program, algo):
@@ -315,11 +306,8 @@ class FromData(jaxrl.DQN):
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_read(arguments, said):
-    class Unread(Episodes):
-        def __iter__(self):
-            raise AssertionError("the dataset was read")
-
-    arguments = {"algo": DQN, "dataset": Unread(), "eval_env": ENV, "total_steps": 8, "progress": False} | arguments
+    unread = dataset_of(None)  # which cannot be read
+    arguments = {"algo": DQN, "dataset": unread, "eval_env": ENV, "total_steps": 8, "progress": False} | arguments
     with pytest.raises(ConfigError, match=said):
         jaxrl.train(**arguments)
 

@@ -106,7 +106,6 @@ def export_minari(
     num_envs: int | None = None,
     max_steps: int = 27_000,
     policy_version: int = 0,
-    data_format: str = "hdf5",
     data_dir: str | os.PathLike | None = None,
     env_spec: str | None = None,
     progress: bool = True,
@@ -126,8 +125,6 @@ def export_minari(
       num_envs: number of environments; None: the number of episodes, at most 128.
       max_steps: maximum length of an episode; longer episodes are cut off.
       policy_version: number to store with every episode; the command line uses the step of the checkpoint.
-      data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
-        episode.
       data_dir: directory of the datasets; None: Minari's default, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
       env_spec: id of the Gymnasium environment that `recover_environment` creates; needed for d3rlpy.
       progress: show a progress bar.
@@ -147,7 +144,6 @@ def export_minari(
             dataset_id,
             env.observation_space,
             env.action_space,
-            data_format=data_format,
             data_dir=data_dir,
             env_spec=env_spec,
             algorithm=type(policy.algo).__name__,
