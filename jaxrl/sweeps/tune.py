@@ -174,7 +174,7 @@ def tune(
     `max_concurrent=1` the search is the same as without Ray. If the process of a trial is lost, the trial counts as
     failed and the search continues.
 
-    The default search spaces are in `jaxrl.sweeps.search_spaces.SPACES`. Fields of `algo` that differ from their
+    The default ranges of fields are in `jaxrl.sweeps.search_spaces.RANGES`. Fields of `algo` that differ from their
     defaults are not searched. This function needs Optuna: `pip install 'jaxrl[tune]'`.
 
     Args:
