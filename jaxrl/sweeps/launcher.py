@@ -30,7 +30,7 @@ from jaxrl.run.loggers import read_metrics
 from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
-from jaxrl.sweeps.distributions import COUNT, checked_seeds, configurations
+from jaxrl.sweeps.distributions import COUNTS, checked_seeds, configurations
 from jaxrl.sweeps.results import SweepResult, leave
 
 _LONGEST_NAME = 100  # characters of a directory's name; file systems allow 255
@@ -69,15 +69,7 @@ class Experiments(SweepResult):
 
 
 @interrupts.interruptible
-@arguments.checked(
-    total_steps=COUNT,
-    num_samples=COUNT,
-    cpus_per_run={"low": 0},
-    gpus_per_run={"low": 0},
-    restarts={"low": 0},
-    points=COUNT,
-    evaluation_episodes=COUNT,
-)
+@arguments.checked(**COUNTS, cpus_per_run={"low": 0}, gpus_per_run={"low": 0}, restarts={"low": 0})
 def launch(
     algo: Algorithm | str,
     env: EnvironmentLike,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.lineage import Lineage, plot_lineage
 from jaxrl.run.loggers import write_csv
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT
+from jaxrl.sweeps.distributions import COUNTS
 from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
@@ -87,7 +87,7 @@ class PBTResult(SweepResult):
         """
         if metric is not None:
             return super().plot(path, metric=metric)
-        return plot_lineage(self.lineage, path, title=next(self._runs([]))[1].title)
+        return plot_lineage(self.lineage, path, title=self.records()[0].title)
 
     def _draw(self, path: Path) -> dict[str, Any]:
         self.plot(path / "lineage.png")
@@ -193,16 +193,12 @@ def pbt(
     problems = arguments.problems_of(
         pbt,
         locals(),
-        total_steps=COUNT,
+        **COUNTS,
         population={"low": 2},
-        exploit_every=COUNT,
-        score={"choices": get_args(Score)},
         fraction={"above": 0, "high": 0.5},
         factor={"above": 1},
         resample={"low": 0, "high": 1},
         exploit_from={"low": 0, "below": 1},
-        evaluation_episodes=COUNT,
-        checkpoint_every=COUNT,
     )
     if problems := problems + settings_problems("a population", run, space):
         raise ConfigError(problems)

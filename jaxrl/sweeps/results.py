@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -14,20 +14,19 @@ from jaxrl.core import files, ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
 from jaxrl.core.types import PyTree
-from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
+from jaxrl.plots.curves import EVALUATION, TRAINING, interquartile_mean, plot_runs
+from jaxrl.plots.labels import Group
 from jaxrl.run.directory import sweep_directory
 from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
-from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
+from jaxrl.sweeps.records import Record, compared, table_of
+from jaxrl.sweeps.tables import Tabulated, cells, short, write_tables
 
 if TYPE_CHECKING:
     import pandas
 
     from jaxrl.plots.chart import Chart
-
-# Columns of numbers that are formatted for comparison.
-_STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
 
 
 @dataclasses.dataclass
@@ -111,20 +110,15 @@ class SweepResult(Tabulated):
         """
         if metric not in self.metrics:
             raise unknown("metric", metric, self.metrics, "`metrics` lists them")
-        return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
+        return plot_runs(self.records(), path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with one row per run: settings, seed, final metrics and the final evaluation.
+        """Return a data frame with one row per run, as `jaxrl.to_pandas`.
 
         Raises:
           MissingExtraError: pandas is not installed.
         """
-        rows = []
-        for at, (number, run) in enumerate(self._runs(list(self.metrics))):
-            row = {"configuration": number, **self._settings(number), "seed": run.seed}
-            row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed.flat[at])}
-            rows.append(row | {EVALUATION: np.nan} | run.final_metrics())
-        return data_frame(rows)
+        return table_of(self.records())
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the curves, the table as CSV and Markdown, a plot, and the best policy to a directory.
@@ -159,11 +153,9 @@ class SweepResult(Tabulated):
             record |= {name: getattr(self, name) for name in sweep_directory.OF_THE_CALL}
             write_tables(path / "table", self._rows(), self._cells())
             record |= self._draw(path)
-            runs = self._runs(list(self.metrics))
+            runs = [(at // len(self.seeds), run) for at, run in enumerate(self.records())]
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
-            sweep_directory.write(
-                path, record, rows, [self._settings(number) for number in range(len(self.configurations))]
-            )
+            sweep_directory.write(path, record, rows, list(map(self._settings, range(len(self.configurations)))))
         except OSError as error:
             raise RunDirectoryError(f"the results of the sweep cannot be written to {path}: {error}") from error
         return path
@@ -185,56 +177,48 @@ class SweepResult(Tabulated):
     def _save_best(self, path: Path, number: int, place: int) -> str:
         """Write a run directory for the best run, and return its path relative to `path`."""
         seed = self.seeds[place]
-        _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
+        run = self.records()[number * len(self.seeds) + place]
         config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
         learner = jax.tree.map(lambda x: x[place], self.learners[number])
         save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
         return sweep_directory.BEST
 
-    def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Yield pairs (configuration number, run); each run has its score and its curves of these metrics."""
-        scores = self.scores
+    def records(self) -> list[Record]:
+        """Return the runs with their curves and scores, configuration by configuration."""
+        found, scores = [], self.scores
         for number, config in enumerate(self.configs):
             for place, seed in enumerate(self.seeds):
-                curves = {name: self.metrics[name][number, place] for name in metrics}
                 rows = [
                     {"step": int(step)}
-                    | {name: float(x) for name, curve in curves.items() if np.isfinite(x := curve[at])}
+                    | {name: float(curve[number, place, at]) for name, curve in self.metrics.items()}
                     for at, step in enumerate(self.steps[number])
                 ]
-                if np.isfinite(scores[number, place]):
-                    rows[-1][EVALUATION] = float(scores[number, place])
+                score = float(scores[number, place])
+                rows = [{name: x for name, x in row.items() if np.isfinite(x)} for row in rows]
+                rows[-1] |= {EVALUATION: score} if np.isfinite(score) else {}
                 name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
-                yield number, as_run(name, config | {"seed": seed}, rows, member=member)
+                run = as_run(name, config | {"seed": seed}, rows, member=member)
+                ended = "finished" if np.isfinite(score) else "failed"
+                found.append(Record(**vars(run), family=run.title, settings=self._settings(number), ended=ended))
+        return found
 
     def _settings(self, number: int) -> dict[str, Any]:
         found = self.configurations[number].items()
         return {name: value if isinstance(value, int | float | str) else short(value) for name, value in found}
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
-        return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
+        records = self.records()
+        return [record.settings for record in records], [record.score for record in records]
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return one row per configuration with the score of every seed, sorted from best to worst."""
-        rows = []
-        for number in np.argsort(-self.interquartile_means):
-            scores = self.scores[number][~np.isnan(self.scores[number])]
-            known = scores if scores.size else np.asarray([np.nan])
-            statistics = {"IQM": self.interquartile_means[number], "mean": known.mean(), "std": known.std()}
-            statistics |= {"min": known.min(), "max": known.max()}
-            curves = self.metrics[TRAINING][number] if TRAINING in self.metrics else ()
-            last = [found[-1] for x in curves if (found := x[np.isfinite(x)]).size]
-            statistics["training"] = interquartile_mean(np.asarray(last)) if last else np.nan
-            row = self._settings(int(number)) | {name: float(value) for name, value in statistics.items()}
-            row["failed"] = int(self.failed[number].sum())
-            scores_by_seed = zip(self.seeds, self.scores[number], strict=True)
-            rows.append(row | {f"seed {seed}": float(score) for seed, score in scores_by_seed})
-        return rows
+        records, each = self.records(), len(self.seeds)
+        ranked = compared([Group(list(records[first : first + each])) for first in range(0, len(records), each)])
+        return [row | {f"seed {run.seed}": cast("Record", run).score for run in group.runs} for row, group in ranked]
 
     def _cells(self) -> list[list[str]]:
         """Return the rows of the table, the first of which is the header, as lists of text cells."""
-        rows = [{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()]
-        return cells(rows, _STATISTICS)
+        return cells([{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()])
 
 
 def save_policy(

@@ -1,7 +1,7 @@
 """Tables of results: as text, CSV, Markdown and pandas data frames."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from jaxrl.plots.chart import Chart
 
+# Columns of numbers that are formatted for comparison.
+_COMPARED = ("IQM", "low", "high", "mean", "std", "min", "max", "training", "score", "return")
 _DIGITS = 4  # significant digits of the largest number of a column
 _OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest number
 _MOST = 7  # significant digits of a float32
@@ -32,7 +34,8 @@ class Tabulated:
         """Return the results as a text table, the best first.
 
         The score of a run in a sweep is the mean return of its final evaluation. The columns "IQM" to "max" are
-        statistics of the scores over seeds; "training" is the interquartile mean of the last returns in training.
+        statistics of the scores over seeds, with the 95 % bootstrap interval of the interquartile mean from "low" to
+        "high"; "training" is the interquartile mean of the last returns in training.
         """
         return aligned(self._cells())
 
@@ -103,10 +106,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
 
 
-def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
-    """Return a header and the rows as text cells; the columns in `compared` are formatted by `significant`."""
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a header and the rows as text cells; the columns in `_COMPARED` are formatted by `significant`."""
     columns = {
-        name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
+        name: significant([row[name] for row in rows]) if name in _COMPARED else [short(row[name]) for row in rows]
         for name in rows[0]
     }
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from jaxrl.run.directory import run_directory, sweep_directory
 from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT, MOST_TRIALS, checked_seeds
+from jaxrl.sweeps.distributions import COUNTS, MOST_TRIALS, checked_seeds
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
@@ -131,7 +131,7 @@ class TuneResult(Tabulated):
         rows = self._rows()
         for row in rows:
             del row["problem"]
-        return cells(rows, ["return"])
+        return cells(rows)
 
 
 @interrupts.interruptible
@@ -224,24 +224,13 @@ def tune(
     from jaxrl.sweeps.study import Study
 
     run = RunSettings.of(locals())
-    wrong = arguments.problems_of(
-        tune,
-        locals(),
-        total_steps=COUNT,
-        trials=COUNT | {"high": MOST_TRIALS},
-        search={"choices": get_args(Search)},
-        pruner={"choices": get_args(Pruner)},
-        devices=COUNT,
-        backend={"choices": get_args(Backend)},
-        cpus_per_run={"low": 0},
-        gpus_per_run={"low": 0},
-        max_concurrent=COUNT,
-        evaluate_every=COUNT,
-        evaluation_episodes=COUNT,
+    limits_of = (
+        COUNTS
+        | {"trials": {"low": 1, "high": MOST_TRIALS}}
+        | dict.fromkeys(("cpus_per_run", "gpus_per_run"), {"low": 0})
     )
+    wrong = arguments.problems_of(tune, locals(), **limits_of)
     problems = wrong + settings_problems("a search", run, space)
-    if run.topology is not None and run.num_envs is not None:
-        problems.append(f"num_envs={run.num_envs} is not allowed with topology={run.topology}; set it in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += [] if wrong else how.problems(devices)

@@ -94,14 +94,6 @@ def test_an_environment_has_a_panel_and_the_legend_is_shared():
     assert [len(axes.collections) for axes in figure.axes] == [2, 2], "each curve has a band"
 
 
-def test_a_long_legend_has_abbreviations_and_what_they_mean():
-    figure = plot_runs(PICTURES["a grid of twelve"], resamples=20)
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts[0] == "lr=0.0001, rl=32 (2 seeds)" and len(set(texts)) == 12
-    assert "lr=learning_rate, rl=rollout_length" in figure.texts[0].get_text()
-
-
 def test_of_many_curves_the_legend_says_how_many_it_leaves_out():
     (legend,) = plot_runs(PICTURES["seventy curves"]).legends
     assert len(legend.get_texts()) == 60 and legend.get_texts()[-1].get_text() == "... and 11 more"
