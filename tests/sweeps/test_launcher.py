@@ -1,8 +1,6 @@
 """Experiments side by side: what each left behind, gathered; those that fail disturb none, and none is run twice."""
 
 import json
-import os
-import time
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ PLAIN = PPO.replace(learning_rate=1e-2)
 SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
 
 
-started, cluster = clusters.fixtures(num_gpus=2)  # two accelerators: Ray counts as many as it is told
+started, cluster = clusters.fixtures()
 
 
 @pytest.mark.long
@@ -54,46 +52,6 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("ran what had ended"))
     again = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2], **SETTINGS)
     assert again.scores.tolist() == found.scores[:1].tolist() and not again.errors
-
-
-def looking_around(folder, together):
-    """In place of a run: what Ray gave it, and who else is at work; waits for a second one to begin if `together`."""
-
-    def experiment(settings, gpu):  # in another process, which may not import this module
-        import ray
-
-        number = str(settings.seed)
-        (folder / "at work" / number).touch()
-        (folder / "begun" / number).touch()
-        while together and len(list((folder / "begun").iterdir())) < 2:
-            time.sleep(0.01)
-        time.sleep(0.5)  # long enough for another one to begin, if it may
-        given = ray.get_runtime_context().get_assigned_resources()
-        told = {"given": given, "gpu": gpu, "devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-        told["others"] = [path.name for path in (folder / "at work").iterdir() if path.name != number]
-        (folder / "at work" / number).unlink()
-        (folder / f"{number}.json").write_text(json.dumps(told))
-
-    for name in ("begun", "at work"):
-        (folder / name).mkdir(parents=True)
-    return experiment
-
-
-@pytest.mark.long
-@pytest.mark.skipif("RAY_ADDRESS" in os.environ, reason="of a cluster of two processors and two accelerators")
-def test_experiments_have_the_processors_and_accelerators_that_they_ask_for(cluster, tmp_path, monkeypatch):
-    def told(name, count, together, **resources):
-        monkeypatch.setattr(launcher, "_experiment", looking_around(tmp_path / name, together))
-        launch(PLAIN, ENV, run_dir=tmp_path / name / "runs", seeds=count, **SETTINGS, **resources)
-        return [read_json(tmp_path / name / f"{number}.json") for number in range(count)]
-
-    for run in told("apart", 2, False, cpus_per_run=2.0):
-        assert run["given"] == {"CPU": 2.0} and not run["gpu"] and not run["others"]
-    one, other = told("together", 2, True, cpus_per_run=0.5, gpus_per_run=1.0)
-    for run in (one, other):
-        assert run["given"] == {"CPU": 0.5, "GPU": 1.0} and run["gpu"]
-    assert one["others"] or other["others"], "two at once"
-    assert {one["devices"], other["devices"]} == {"0", "1"}
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
