@@ -21,7 +21,7 @@ from jaxrl.sweeps.pbt import pbt as run_pbt
 from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 
-_PARAMETERS = {"jax": signature(run_sweep).parameters, "ray": signature(launch).parameters}
+_PARAMETERS = {"jax": dict(signature(run_sweep).parameters), "ray": dict(signature(launch).parameters)}
 # Flags that `train` also has, but whose values belong to the sweep or have another meaning.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
@@ -96,7 +96,8 @@ def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
     """Return the function that runs the sweep, and remove the arguments of the other backend from `arguments`."""
     backend = arguments.pop("backend")
     others = [name for name in arguments if name not in _PARAMETERS[backend]]
-    unusable = [option(name) for name in others if arguments.pop(name) is not False]
+    known = _PARAMETERS["ray"] | _PARAMETERS["jax"]
+    unusable = [option(name) for name in others if arguments.pop(name) != known[name].default]
     problems = [f"{flag} cannot be used with --backend {backend}" for flag in unusable]
     if backend == "ray":
         if "run_dir" not in arguments:

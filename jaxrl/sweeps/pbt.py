@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _INTERVALS = 20  # the default number of intervals of a run
 
 
-@dataclasses.dataclass(repr=False)
+@dataclasses.dataclass(kw_only=True, repr=False)
 class PBTResult(SweepResult):
     """The result of population-based training, with the members as the configurations of a sweep with one seed.
 
@@ -48,9 +48,9 @@ class PBTResult(SweepResult):
 
     _MEMBER = "member {}"
 
-    lineage: Lineage = dataclasses.field(kw_only=True)
-    fresh_returns: np.ndarray = dataclasses.field(kw_only=True)
-    member_seeds: list[int] = dataclasses.field(kw_only=True)
+    lineage: Lineage
+    fresh_returns: np.ndarray
+    member_seeds: list[int]
 
     _kind = "a population"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.core import files, ownership
 from jaxrl.core.config import encode
-from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
+from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.core.types import PyTree
 from jaxrl.plots.curves import EVALUATION, TRAINING, interquartile_mean, plot_runs
 from jaxrl.plots.labels import Group
@@ -29,18 +29,14 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 
-@dataclasses.dataclass
-class SweepResult(Tabulated):
-    """The result of a sweep.
+@dataclasses.dataclass(kw_only=True)
+class Results(Tabulated):
+    """The configurations of a sweep, each with the same seeds, and their scores.
 
     Attributes:
       configurations: the settings of each configuration.
       seeds: the seeds of each configuration.
-      steps: environment steps at each point of the curves, shape (configurations, points).
-      metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
-      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
-      failed: whether a value in a run was not finite, bool (configurations, seeds).
-      learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
+      failed: whether a value in a run was not finite or the run raised an error, bool (configurations, seeds).
       steps_per_second: environment steps of all runs per second of training, in the last call that trained any of them.
       wall_seconds: wall time of the same call.
       configs: the contents of `config.json` for each configuration, without the seed.
@@ -51,11 +47,7 @@ class SweepResult(Tabulated):
 
     configurations: list[dict[str, Any]]
     seeds: list[int]
-    steps: np.ndarray
-    metrics: dict[str, np.ndarray]
-    returns: np.ndarray
     failed: np.ndarray
-    learners: list[Any]
     steps_per_second: float
     wall_seconds: float
     configs: list[dict[str, Any]]
@@ -65,7 +57,7 @@ class SweepResult(Tabulated):
 
     def __repr__(self) -> str:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
-        steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
+        steps = f"{max((record.steps for record in self.records()), default=0):,} steps"
         if np.isfinite(self.scores).any():
             best = ", ".join(f"{name}={short(value)}" for name, value in self.best.items()) or "the only one"
             found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
@@ -73,12 +65,14 @@ class SweepResult(Tabulated):
             found = "no score"
         return f"{type(self).__name__}({runs}, {steps}; {found})"
 
+    def records(self) -> list[Record]:
+        """Return the runs with their curves and scores, configuration by configuration."""
+        raise NotImplementedError
+
     @property
     def scores(self) -> np.ndarray:
         """The mean final return of every run, (configurations, seeds); NaN for runs that failed."""
-        with np.errstate(invalid="ignore"):
-            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
-        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+        return np.reshape([record.score for record in self.records()], self.failed.shape)
 
     @property
     def interquartile_means(self) -> np.ndarray:
@@ -103,13 +97,11 @@ class SweepResult(Tabulated):
 
         Args:
           path: image file to write, or None; its suffix sets the format.
-          metric: one of `metrics`; the default is the return in training, with stars for the final evaluations.
+          metric: the metric to plot; the default is the return in training, with stars for the final evaluations.
 
         Raises:
-          ConfigError: the metric does not exist, or the format is not supported.
+          ConfigError: no run has values of the metric, or the format is not supported.
         """
-        if metric not in self.metrics:
-            raise unknown("metric", metric, self.metrics, "`metrics` lists them")
         return plot_runs(self.records(), path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -162,7 +154,7 @@ class SweepResult(Tabulated):
 
     def _draw(self, path: Path) -> dict[str, Any]:
         """Write plots to the directory of the sweep; return additional entries of `sweep.json`."""
-        if TRAINING in self.metrics:
+        if any(record.rows for record in self.records()):
             self.plot(path / "curves.png")
         return {}
 
@@ -175,32 +167,17 @@ class SweepResult(Tabulated):
         return number, int(np.nanargmax(self.scores[number]))
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
-        """Write a run directory for the best run, and return its path relative to `path`."""
-        seed = self.seeds[place]
-        run = self.records()[number * len(self.seeds) + place]
-        config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
-        learner = jax.tree.map(lambda x: x[place], self.learners[number])
-        save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
-        return sweep_directory.BEST
+        """Write a run directory for the best run if it has none, and return its path relative to `path`."""
+        raise NotImplementedError
 
-    def records(self) -> list[Record]:
-        """Return the runs with their curves and scores, configuration by configuration."""
-        found, scores = [], self.scores
-        for number, config in enumerate(self.configs):
-            for place, seed in enumerate(self.seeds):
-                rows = [
-                    {"step": int(step)}
-                    | {name: float(curve[number, place, at]) for name, curve in self.metrics.items()}
-                    for at, step in enumerate(self.steps[number])
-                ]
-                score = float(scores[number, place])
-                rows = [{name: x for name, x in row.items() if np.isfinite(x)} for row in rows]
-                rows[-1] |= {EVALUATION: score} if np.isfinite(score) else {}
-                name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
-                run = as_run(name, config | {"seed": seed}, rows, member=member)
-                ended = "finished" if np.isfinite(score) else "failed"
-                found.append(Record(**vars(run), family=run.title, settings=self._settings(number), ended=ended))
-        return found
+    def record(self, number: int, place: int, rows: list[dict[str, Any]], score: float) -> Record:
+        """Return a run of configuration `number`, with its rows of metrics and its score, NaN if it failed."""
+        seed, ended = self.seeds[place], "finished" if np.isfinite(score) else "failed"
+        name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
+        if np.isfinite(score):
+            rows[-1] |= {EVALUATION: float(score)}
+        run = as_run(name, self.configs[number] | {"seed": seed}, rows, member=member)
+        return Record(**vars(run), family=run.title, settings=self._settings(number), ended=ended)
 
     def _settings(self, number: int) -> dict[str, Any]:
         found = self.configurations[number].items()
@@ -219,6 +196,56 @@ class SweepResult(Tabulated):
     def _cells(self) -> list[list[str]]:
         """Return the rows of the table, the first of which is the header, as lists of text cells."""
         return cells([{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()])
+
+
+@dataclasses.dataclass(kw_only=True, repr=False)
+class SweepResult(Results):
+    """The result of a sweep.
+
+    Attributes:
+      steps: environment steps at each point of the curves, shape (configurations, points).
+      metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
+      learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
+    """
+
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    returns: np.ndarray
+    learners: list[Any]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        with np.errstate(invalid="ignore"):
+            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
+        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+
+    def records(self) -> list[Record]:
+        """Return the runs with their curves and scores, configuration by configuration."""
+        found, scores = [], self.scores
+        for number, steps in enumerate(self.steps):
+            for place in range(len(self.seeds)):
+                rows = [
+                    {"step": int(step)}
+                    | {
+                        name: float(x)
+                        for name, curve in self.metrics.items()
+                        if np.isfinite(x := curve[number, place, at])
+                    }
+                    for at, step in enumerate(steps)
+                ]
+                found.append(self.record(number, place, rows, scores[number, place]))
+        return found
+
+    def _save_best(self, path: Path, number: int, place: int) -> str:
+        """Write a run directory for the best run, and return its path relative to `path`."""
+        seed = self.seeds[place]
+        run = self.records()[number * len(self.seeds) + place]
+        config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
+        learner = jax.tree.map(lambda x: x[place], self.learners[number])
+        save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
+        return sweep_directory.BEST
 
 
 def save_policy(
@@ -247,7 +274,7 @@ def save_policy(
         checkpointer.wait(last=True)
 
 
-def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bool) -> Result:
+def leave[Result: Results](result: Result, path: Path | None, *, trained: bool) -> Result:
     """Save a result in the directory of its sweep; warn if this fails, for example on a full disk.
 
     Args:

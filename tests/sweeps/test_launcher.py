@@ -1,8 +1,8 @@
 """Experiments side by side: what each left behind, gathered; those that fail disturb none, and none is run twice."""
 
 import json
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from helpers import clusters
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
@@ -13,10 +13,10 @@ from jaxrl.cli import main, sweep
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.run.loop.run_loop import Loop
 from jaxrl.sweeps import launcher
-from jaxrl.sweeps.launcher import Experiments, launch
+from jaxrl.sweeps.launcher import launch
 
 PLAIN = PPO.replace(learning_rate=1e-2)
-SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
+SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "progress": False}
 
 
 started, cluster = clusters.fixtures()
@@ -47,7 +47,7 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     found.save(tmp_path / "elsewhere")
     assert_equal(jaxrl.load(tmp_path / "elsewhere").actor, jaxrl.load(run_dir).actor)
     losses = [row["update/value_loss"] for row in alone.metrics if "update/value_loss" in row]
-    assert found.metrics["update/value_loss"][0, 0, -1] == pytest.approx(losses[-1], rel=1e-5)
+    assert found.records()[0].final_metrics()["update/value_loss"] == pytest.approx(losses[-1], rel=1e-5)
 
     monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("ran what had ended"))
     again = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2], **SETTINGS)
@@ -116,10 +116,9 @@ def ended(tmp_path_factory):
     """The directory of experiments of which one, clip=0.2 and seed 5, has ended: as `train` describes it."""
     root = tmp_path_factory.mktemp("ended")
     run_dir = root / "clip=0.2" / "seed=5"
-    settings = {name: value for name, value in SETTINGS.items() if name != "points"}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Loop, "train", lambda *_: None)  # what matters here is config.json
-        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **settings)
+        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **SETTINGS)
     record = {"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0, "total_steps": 2 * ROWS}
     (run_dir / "result.json").write_text(json.dumps(record))
     return root
@@ -159,10 +158,9 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
 
     def launched(algo, env, *, run_dir, **others):
         sweeps.append((env.name, run_dir, others["clip"], others["seeds"]))
-        return Experiments([], [], np.zeros((0, 0)), {}, np.zeros((0, 0, 1)), np.zeros((0, 0)), [], 0.0, 0.0, [])
+        return SimpleNamespace(table=lambda: "a table", wall_seconds=0.0, steps_per_second=0.0)
 
     monkeypatch.setattr(sweep, "launch", launched)
-    monkeypatch.setattr(Experiments, "table", lambda self: "a table")
     words = ["sweep", "ppo", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
     words += ["env=gymnax:CartPole-v1,gymnasium:Pendulum-v1", "--seeds", "2", "--run-dir", str(tmp_path / "search")]
     assert main.main([*words, "--backend", "ray"]) == 0
@@ -210,11 +208,3 @@ def test_names_of_directories_tell_configurations_apart():
     assert launcher._name({}) == "defaults"
     long = [launcher._name({"network": f"{'x' * 300}/{number}"}) for number in range(2)]
     assert long[0] != long[1] and all(len(name) < 120 and "/" not in name for name in long)
-
-
-def test_curves_hold_the_last_value():
-    rows = [{"step": 10, "loss": 1.0}, {"step": 20}, {"step": 30, "loss": 3.0}]
-    np.testing.assert_array_equal(
-        launcher._curve(rows, "loss", np.asarray([5, 10, 29, 30, 99])), [np.nan, 1.0, 1.0, 3.0, 3.0]
-    )
-    assert np.isnan(launcher._curve(rows, "other", np.asarray([5]))).all()
