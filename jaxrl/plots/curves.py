@@ -1,7 +1,6 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
 import itertools
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -73,7 +72,7 @@ def plot_runs(
     """Plot the interquartile mean over the runs of each configuration, with its 95 % bootstrap interval.
 
     Runs that differ only in their seed form one curve. Each environment has a panel; a label has only what differs: the
-    algorithm, the settings in which configurations of one algorithm and environment differ, and the number of seeds. A
+    algorithm, the settings in which configurations of one algorithm and environment differ, and the number of runs. A
     run contributes only between its first and last value, so a curve begins with the first value of any of its runs. A
     curve of one run has no interval. Stars next to curves of training returns are the interquartile means of the last
     evaluations.
@@ -110,8 +109,7 @@ def plot_runs(
     figure, panels = chart.panels(environments, labels.title(read), "steps", _NAMES.get(metric, metric))
     counts = {}
     for name in names:
-        those = [place for place, other in enumerate(names) if other == name]
-        counts[name] = _count([groups[place] for place in those], [curves[place] for place in those])
+        counts[name] = _count([found for found, other in zip(curves, names, strict=True) if other == name])
     over, *others = set(counts.values())
     handles, stars = {}, None
     for group, name, found in zip(groups, names, curves, strict=True):
@@ -133,7 +131,7 @@ def plot_runs(
             chart.say(axes, _NONE)
     caption = []
     if any(len(found) > 1 for found in curves):
-        of = "seeds" if others else over
+        of = "runs" if others else over
         caption.append(f"Lines: interquartile mean over {of}. Bands: 95 % bootstrap confidence intervals.")
     if stars:
         caption.append(
@@ -188,19 +186,12 @@ def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [curve for curve in (run.curve(metric) for run in group.runs) if len(curve[0])]
 
 
-def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Return the number of seeds of a configuration's curves as text: "3 seeds", or "3 to 5 seeds" if panels differ.
-
-    If a seed has several curves, for example from runs of different lengths, runs are counted instead: "3 runs".
-    """
+def _count(curves: Sequence[Sequence[Any]]) -> str:
+    """Return the number of runs of a configuration's curves: "3 runs", or "3 to 5 runs" if panels differ."""
     counts = sorted({len(found) for found in curves})
     if counts[-1] == 0:
         return "no values"
-    seeds = [[run.seed for run in group.runs] for group in groups]
-    distinct = (len(set(of) - {None}) + of.count(None) for of in seeds)
-    is_of_seeds = groups[0].runs[0].config and all(map(operator.ge, distinct, map(len, curves)))
-    what = "seed" if is_of_seeds else "run"
-    return f"{' to '.join(str(count) for count in {counts[0]: 0, counts[-1]: 0})} {what}{'s' * (counts[-1] > 1)}"
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} run{'s' * (counts[-1] > 1)}"
 
 
 def _as_run(run: Plottable, index: int) -> Run:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 # Columns of numbers that are formatted for comparison.
 _COMPARED = ("IQM", "low", "high", "mean", "std", "min", "max", "training", "score", "return")
-_DIGITS = 4  # significant digits of the largest number of a column
-_OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest number
-_MOST = 7  # significant digits of a float32
-_WIDEST = 12  # maximum digits on either side of the decimal point; wider numbers are written with an exponent
+_DIGITS = 5  # significant digits of the largest number of a column
+_WIDEST = 10  # powers of ten from which numbers are written with an exponent
 
 
 class Tabulated:
@@ -73,23 +71,14 @@ def short(value: Any) -> str:
 def significant(values: Sequence[float]) -> list[str]:
     """Format a column of numbers with the same number of decimals, for comparison.
 
-    The largest number has at least four significant digits, and the difference between the largest and the smallest has
-    two, up to the precision of float32. Columns of very large or very small numbers are written with exponents.
+    The largest number has five significant digits. Columns of very large or very small numbers have exponents.
     """
     numbers = np.asarray(values, float)
-    finite = numbers[np.isfinite(numbers)]
-    largest, spread = (
-        (float(np.abs(finite).max()), float(finite.max() / 2 - finite.min() / 2)) if finite.size else (0, 0)
-    )
+    largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
     magnitude = math.floor(math.log10(largest)) if largest > 0 else 0
-    decimals = _DIGITS - 1 - magnitude
-    if spread > 0:
-        decimals = max(
-            decimals, min(_OF_DIFFERENCES - 1 - math.floor(math.log10(2) + math.log10(spread)), _MOST - 1 - magnitude)
-        )
-    if decimals > _WIDEST or magnitude >= _WIDEST:
-        return [f"{x:.{_MOST - 1}e}" for x in numbers]
-    return [f"{x:.{max(decimals, 0)}f}" for x in numbers]
+    if abs(magnitude) >= _WIDEST:
+        return [f"{x:.{_DIGITS - 1}e}" for x in numbers]
+    return [f"{x:.{max(_DIGITS - 1 - magnitude, 0)}f}" for x in numbers]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -88,7 +88,7 @@ def test_an_environment_has_a_panel_and_the_legend_is_shared():
     figure = plot_runs([*PICTURES["two algorithms in two environments"], run("a2c", seed=7)], resamples=20)
     assert [axes.get_title() for axes in figure.axes] == ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar"]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["PPO (3 seeds)", "A2C (3 to 4 seeds)"]
+    assert [text.get_text() for text in legend.get_texts()] == ["PPO (3 runs)", "A2C (3 to 4 runs)"]
     colors = [[line.get_color() for line in axes.get_lines()] for axes in figure.axes]
     assert colors[0] == colors[1] and len(set(colors[0])) == 2
     assert [len(axes.collections) for axes in figure.axes] == [2, 2], "each curve has a band"

@@ -87,22 +87,6 @@ def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
         launch(PLAIN, ENV, run_dir=tmp_path / "runs", **SETTINGS | {"clip": [0.1], "seeds": 2})
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--backend", "ray"], "--backend ray needs --run-dir"),
-        (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping cannot be used with --backend ray"),
-        (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite cannot be used with --backend ray"),
-        (["--overwrite"], "overwrite needs run_dir="),
-        (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run cannot be used with --backend jax"),
-    ],
-)
-def test_flags_of_one_backend_are_not_for_the_other(flags, words, capsys):
-    command = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", *flags]
-    assert main.main(command) == 2
-    assert words in capsys.readouterr().err
-
-
 class _Launched(Exception):
     """Something was to be run."""
 

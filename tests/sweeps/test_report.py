@@ -94,20 +94,16 @@ def test_a_sweep_is_a_table_with_a_row_for_each_run():
     assert 0.9 < result().importance()["learning_rate"] < 1 and len(result().plot_settings().axes) == 1
 
 
-def test_a_search_is_a_table_with_a_row_for_each_trial(tmp_path):
+def test_a_search_is_a_table_with_a_row_for_each_trial():
     pytest.importorskip("pandas")
     trials = [Trial({"clip": 0.1 * n}, [0.0, float(n)], "finished") for n in range(1, 9)]
     trials += [Trial({"clip": 0.2}, [99.0], "pruned"), Trial({"clip": 0.3}, [], "failed", "a value was not finite")]
     found = TuneResult(trials, "PPO on it")
     table = found.to_pandas()
-    assert list(table["clip"]) == [trial.settings["clip"] for trial in trials] and list(table["trial"]) == list(
-        range(10)
-    )
+    assert list(table["clip"]) == [trial.settings["clip"] for trial in trials] and list(table["trial"]) == [*range(10)]
     assert list(table["return"][:9]) == [*map(float, range(1, 9)), 99.0] and math.isnan(table["return"][9])
     assert list(table["ended"][8:]) == ["pruned", "failed"] and table["problem"][9] == "a value was not finite"
-    assert 0.5 < found.importance()["clip"] <= 1
-    (axes,) = found.plot_settings(tmp_path / "x.png").axes
-    assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_color() != "#999999"]) == 8
+    assert 0.5 < found.importance()["clip"] <= 1, "without the pruned one"
 
 
 def test_saved_runs_sweeps_and_searches_are_one_table(tmp_path):
@@ -172,8 +168,8 @@ def test_a_report_has_the_scores_of_every_configuration(tmp_path):
     header = ["learning_rate", "IQM", "low", "high", "mean", "std", "min", "max", "training", "steps", "runs"]
     assert found.rows[0] == header, "no setting in which none differ"
     best, worst = (dict(zip(header, row, strict=True)) for row in found.rows[1:3])
-    assert [best[name] for name in ("learning_rate", "IQM", "mean", "min")] == ["0.2", "21.50", "21.50", "20.00"]
-    assert [worst[name] for name in ("learning_rate", "IQM", "steps", "runs")] == ["0.1", "11.50", "200", "4"]
+    assert [best[name] for name in ("learning_rate", "IQM", "mean", "min")] == ["0.2", "21.500", "21.500", "20.000"]
+    assert [worst[name] for name in ("learning_rate", "IQM", "steps", "runs")] == ["0.1", "11.500", "200", "4"]
     assert 20 <= float(best["low"]) < 21.5 < float(best["high"]) <= 23
     assert found.tags.count("img") == 1 and "PPO on gymnax:CartPole-v1" in found.text
 
