@@ -1,6 +1,5 @@
 """Sweeps of separate runs, each in its own process and directory, on a Ray cluster."""
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -196,10 +195,8 @@ def launch(
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
     """Train the unfinished runs; return the error of each run that failed, keyed by the indices of the run."""
     errors: dict[tuple[int, int], str] = {}
-    with contextlib.ExitStack() as stack:
-        display = stack.enter_context(ProgressBar(unit="runs")) if progress else None
-        if display is not None:
-            display.start(count, count - len(unfinished))
+    with ProgressBar(unit="runs", visible=progress) as display:
+        display.start(count, count - len(unfinished))
         if not unfinished:
             return errors
         ray = connect(address)
@@ -218,10 +215,8 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
                     error = f"the process was lost more than restarts={restarts} times: {lost}"
                 if error is not None:
                     errors[run] = error
-                if display is not None:
-                    if error is not None:
-                        display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
-                    display.update(count - len(pending))
+                    display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
+                display.update(count - len(pending))
         except BaseException:
             for reference in pending:
                 ray.cancel(reference, force=True)

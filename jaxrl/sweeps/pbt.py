@@ -226,8 +226,7 @@ def pbt(
     algos, roots = evolution.algos(0), members.stack([keys.root_key(seeds[member]) for member in evolution.mine])
     total = first.iterations * first.rows * members.runs
     with opened_session(run, "a population", identity, [{"devices": devices}], total, [], [seed]) as session:
-        if session.display is not None:
-            session.display.note(f"evolving: {', '.join(ranges)}")
+        session.display.note(f"evolving: {', '.join(ranges)}")
         part = train_many(session, 0, members, algos, first, roots, points, evolution)
         last = evolution.algos(points - 1)
         for point, name in ((points, "returns"), (points + 1, "fresh")):

@@ -21,7 +21,7 @@ from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
 from jaxrl.sweeps.records import Record, compared, table_of
-from jaxrl.sweeps.tables import Tabulated, cells, short, write_tables
+from jaxrl.sweeps.tables import Tabulated, short, write_tables
 
 if TYPE_CHECKING:
     import pandas
@@ -143,7 +143,7 @@ class Results(Tabulated):
             record = {"configurations": encode(self.configurations), "configs": self.configs, "seeds": self.seeds}
             record |= {"scores": self.scores.tolist(), "origin": self.origin, "best": best}
             record |= {name: getattr(self, name) for name in sweep_directory.OF_THE_CALL}
-            write_tables(path / "table", self._rows(), self._cells())
+            write_tables(path / "table", self._rows())
             record |= self._draw(path)
             runs = [(at // len(self.seeds), run) for at, run in enumerate(self.records())]
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
@@ -192,10 +192,6 @@ class Results(Tabulated):
         records, each = self.records(), len(self.seeds)
         ranked = compared([Group(list(records[first : first + each])) for first in range(0, len(records), each)])
         return [row | {f"seed {run.seed}": cast("Record", run).score for run in group.runs} for row, group in ranked]
-
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
-        return cells([{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()])
 
 
 @dataclasses.dataclass(kw_only=True, repr=False)

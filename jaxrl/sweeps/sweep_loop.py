@@ -78,7 +78,7 @@ class Session:
     Attributes:
       run_dir: the directory of the sweep, or None.
       checkpointers: the checkpointer of each program; None without a directory.
-      display: the progress bar, or None.
+      display: the progress bar.
       began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
       timed: seconds and environment steps of the training before each point, unless it included compilation.
@@ -86,7 +86,7 @@ class Session:
 
     run_dir: Path | None
     checkpointers: list[Checkpointer] | list[None]
-    display: ProgressBar | None
+    display: ProgressBar
     began: float = dataclasses.field(default_factory=time.monotonic)
     done: int = 0
     timed: list[tuple[float, int]] = dataclasses.field(default_factory=list)
@@ -144,9 +144,8 @@ def opened_session(
             ]
             if run.overwrite:
                 ownership.remove(run_dir, kind)
-        display = stack.enter_context(ProgressBar()) if run.progress and distributed.is_leader() else None
-        if display is not None:
-            display.start(total, timed=True, phase="compiling")
+        display = stack.enter_context(ProgressBar(visible=run.progress and distributed.is_leader()))
+        display.start(total, timed=True, phase="compiling")
         yield Session(run_dir, checkpointers, display)
 
 
@@ -179,7 +178,7 @@ def train_many(
       KeyboardInterrupt, SystemExit: on a signal, after the runs were saved.
     """
     many.check_memory(algos, run.env, roots)
-    checkpointer, display, env = session.checkpointers[number], session.display, run.env
+    checkpointer, env = session.checkpointers[number], run.env
     borders = [0, *run.steps(points)]
     every = run.settings.checkpoint_every
     every = max(run.settings.total_steps // 10, 1) if every is None else every
@@ -209,11 +208,10 @@ def train_many(
             report = jax.device_get(report)
             timed.append((time.monotonic() - since, length * many.runs))
             session.done += length * many.runs
-            if display is not None:
-                metrics = {"train/return_mean": _mean_return(report, many.runs)}
-                if len(timed) > 1:  # the first point includes compilation
-                    metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
-                display.update(session.done, metrics)
+            metrics = {"train/return_mean": _mean_return(report, many.runs)}
+            if len(timed) > 1:  # the first point includes compilation
+                metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
+            session.display.update(session.done, metrics)
             if population is not None:
                 states = population.step(point, algos, states, report)
             jax.tree.map(lambda room, x, point=point: room.__setitem__(point, x), record["reports"], report)

@@ -35,7 +35,7 @@ class Tabulated:
         statistics of the scores over seeds, with the 95 % bootstrap interval of the interquartile mean from "low" to
         "high"; "training" is the interquartile mean of the last returns in training.
         """
-        return aligned(self._cells())
+        return aligned(cells(self._rows()))
 
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
@@ -55,8 +55,8 @@ class Tabulated:
         """
         return plot_parallel(*self._settings_and_scores(), path, title=self.title)
 
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the table, the best first."""
         raise NotImplementedError
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
@@ -96,19 +96,23 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a header and the rows as text cells; the columns in `_COMPARED` are formatted by `significant`."""
+    """Return a header and the rows as text cells; the columns in `_COMPARED` are formatted by `significant`.
+
+    Problems and the scores of single seeds are left out.
+    """
     columns = {
         name: significant([row[name] for row in rows]) if name in _COMPARED else [short(row[name]) for row in rows]
         for name in rows[0]
+        if name != "problem" and not name.startswith("seed ")
     }
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
-def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[Sequence[str]]) -> None:
-    """Write rows to `path`.csv and cells to `path`.md."""
+def write_tables(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows to `path`.csv, and as text cells to `path`.md."""
     write_csv(path.with_suffix(".csv"), rows)
     with files.replacing(path.with_suffix(".md")) as file:
-        file.write(markdown(cells) + "\n")
+        file.write(markdown(cells(rows)) + "\n")
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":

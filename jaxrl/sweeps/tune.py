@@ -31,7 +31,7 @@ from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search_spaces import ends, search_space
 from jaxrl.sweeps.sweep_loop import identity_of, settings_problems
-from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
+from jaxrl.sweeps.tables import Tabulated, data_frame, short, write_tables
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TuneResult(Tabulated):
             ownership.check_output(path / name, "table")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_tables(path / "trials", self._rows(), self._cells())
+            write_tables(path / "trials", self._rows())
             self.plot(path / "trials.png")
         except OSError as error:
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
@@ -125,13 +125,6 @@ class TuneResult(Tabulated):
             | {"evaluations": len(trial.returns), "ended": trial.ended, "problem": trial.problem}
             for place, trial in ranked
         ]
-
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
-        rows = self._rows()
-        for row in rows:
-            del row["problem"]
-        return cells(rows)
 
 
 @interrupts.interruptible
@@ -282,15 +275,13 @@ def tune(
         if path is not None:
             stack.callback(_leave, study, title, path.parent)
         training = _Training(run, seeds, devices, mapping, keep)
-        display = stack.enter_context(ProgressBar(unit="trials")) if run.progress else None
-        if display is not None:
-            display.note(f"searched: {', '.join(ranges)}")
-            display.start(trials, len(study.trials()))
+        display = stack.enter_context(ProgressBar(unit="trials", visible=run.progress))
+        display.note(f"searched: {', '.join(ranges)}")
+        display.start(trials, len(study.trials()))
 
         def report(number, trial):
-            if display is not None:
-                display.note(_line(number, trial))
-                display.update(len(study.trials()))
+            display.note(_line(number, trial))
+            display.update(len(study.trials()))
 
         while len(study.trials()) < trials:
             if backend == "ray":
