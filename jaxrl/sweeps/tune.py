@@ -224,6 +224,8 @@ def tune(
     )
     wrong = arguments.problems_of(tune, locals(), **limits_of)
     problems = wrong + settings_problems("a search", run, space)
+    if run.topology is not None and run.num_envs is not None:
+        problems.append(f"num_envs={run.num_envs} is not allowed with topology={run.topology}; set it in the topology")
     how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
     if backend == "ray":
         problems += [] if wrong else how.problems(devices)

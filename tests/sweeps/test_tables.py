@@ -28,7 +28,7 @@ def test_columns(values, texts):
     assert significant(values) == texts
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=9))
 def test_numbers_keep_their_order_and_four_digits(values):
     found = [float(text) for text in significant(values)]
     largest = max(map(abs, values))
