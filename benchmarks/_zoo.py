@@ -16,7 +16,6 @@ import numpy as np
 
 ZOO = _record.HERE / "zoo.toml"
 MOST_POINTS = 50  # of a curve in a record
-_TRAINING = "metrics/train/return_mean"
 _REQUIRED = {"algorithm": {"algorithm", "environment", "steps"}, "preset": {"preset"}}
 _OPTIONAL = {"settings", "variant", "published", "source", "worst", "mean", "worst_missed", "mean_missed"}
 
@@ -187,24 +186,27 @@ def train(row: Row, folder: pathlib.Path, seeds: Sequence[int] | None = None) ->
       SystemExit: the command exited with a nonzero code, such as 143 after SIGTERM.
     """
     from jaxrl.cli.main import main
+    from jaxrl.plots.labels import EVALUATION, TRAINING
+    from jaxrl.run.directory import sweep_directory
 
     words = ["sweep", *shlex.split(row.command)]
     if seeds is not None:
         words[words.index("--seeds") + 1] = ",".join(map(str, seeds))
-    command, path = folder / "command.txt", folder / "sweep.npz"
+    command, path = folder / "command.txt", folder / "run"
     if not command.exists() or command.read_text() != shlex.join(words):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         command.write_text(shlex.join(words))
-    if not path.exists():
+    if not sweep_directory.is_sweep(path):
         with _clock(folder):
-            made = folder / "unfinished.npz"
-            if code := main([*words, "--run-dir", str(folder / "run"), "--out", str(made)]):
+            if code := main([*words, "--run-dir", str(path)]):
                 raise SystemExit(code)
-            made.replace(path)
-    with np.load(path) as saved:
-        [returns], [steps], [curves] = saved["returns"], saved["steps"], saved[_TRAINING]
-        return Outcome(np.nanmean(returns, axis=-1), steps, curves, _seconds(folder)["seconds"])
+    runs = [rows for _, _, rows in sweep_directory.read_curves(path)]
+    scores = np.asarray([rows[-1].get(EVALUATION, np.nan) for rows in runs])
+    curves = [{row["step"]: row.get(TRAINING, np.nan) for row in reversed(rows)} for rows in runs]
+    steps = sorted(curves[0])
+    returns = np.asarray([[curve[step] for step in steps] for curve in curves])
+    return Outcome(scores, np.asarray(steps), returns, _seconds(folder)["seconds"])
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ import signal
 import sys
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
 from helpers.processes import environment, python
 from helpers.strict_json import read_json
 
-from jaxrl.sweeps import sweep_loop
+from jaxrl.sweeps.vectorized import VectorizedRuns
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -215,16 +216,17 @@ KILLED = """if True:
     jax.devices()  # else the command would start with a device for each core
     sys.path.insert(0, "benchmarks")
     import zoo
-    from jaxrl.sweeps.sweep_loop import Progress
-    add = Progress.add
+    from jaxrl.run.directory.checkpoint import Checkpointer
+    save, points = Checkpointer.save, []
 
-    def add_or_die(progress, *arguments):
-        add(progress, *arguments)
-        if progress.points == 6:
-            progress._checkpointer.wait()
+    def save_or_die(checkpointer, *arguments, **settings):
+        save(checkpointer, *arguments, **settings)
+        points.append(1)
+        if len(points) == 6:
+            checkpointer.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Progress.add = add_or_die
+    Checkpointer.save = save_or_die
     zoo.main()
 """
 
@@ -235,20 +237,21 @@ def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys)
     tiny = "[[rows]]" + TABLE.split("[[rows]]")[1]
     table.write_text(TABLE + tiny.replace('"tiny"', '"killed"') + tiny.replace('"tiny"', '"whole"'))
     python("-c", KILLED, "--row", "killed", "--zoo", table, cwd=ROOT, env=environment(), code=-signal.SIGKILL)
-    points, add, signals = [], sweep_loop.Progress.add, [signal.SIGTERM]
+    points, chunk, signals = [], VectorizedRuns.chunk, [signal.SIGTERM]
 
-    def counted(progress, *arguments):
-        points.append(1)
-        if len(points) == 6 and signals:
-            os.kill(os.getpid(), signals.pop())
-        add(progress, *arguments)
+    def counted(many, algos, env, states, *arguments):
+        if not isinstance(states.key, jax.core.Tracer):  # shapes are asked for first
+            points.append(1)
+            if len(points) == 6 and signals:
+                os.kill(os.getpid(), signals.pop())
+        return chunk(many, algos, env, states, *arguments)
 
     def run(name):
         points.clear()
         monkeypatch.setattr(sys, "argv", ["zoo.py", "--row", name, "--zoo", str(table)])
         return zoo.main()
 
-    monkeypatch.setattr(sweep_loop.Progress, "add", counted)
+    monkeypatch.setattr(VectorizedRuns, "chunk", counted)
     with pytest.raises(SystemExit, match="143"):
         run("tiny")
     assert "the same call resumes from there" in capsys.readouterr().err

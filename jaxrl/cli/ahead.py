@@ -5,6 +5,7 @@ import jax
 from jaxrl.cli import training
 from jaxrl.cli.runs import ParsedCommand
 from jaxrl.parallel import targets
+from jaxrl.parallel.memory import readable
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
 from jaxrl.run.compile_cache import cache_folder
@@ -12,7 +13,6 @@ from jaxrl.sweeps.compile_for import report_for
 from jaxrl.sweeps.tables import aligned
 
 _COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "peak", "FLOPs")
-_UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
@@ -35,8 +35,7 @@ def _report(compiled: list[Compiled]) -> list[str]:
     lines = [aligned([_COLUMNS, *map(_row, compiled)])]
     most = max(compiled, key=lambda one: one.peak_bytes or 0, default=None)
     if most is not None and most.peak_bytes is not None:
-        memory = _short(most.peak_bytes, "B")
-        lines.append(f"peak memory per device: {memory}, in program {most.name}")
+        lines.append(f"peak memory per device: {readable(most.peak_bytes)}, in program {most.name}")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
     lines.append(f"{count} programs: {misses} compiled, {count - misses} in the cache; stored in {cache_folder()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs
@@ -49,16 +48,6 @@ def _report(compiled: list[Compiled]) -> list[str]:
 
 def _row(one: Compiled) -> tuple[str, ...]:
     sizes = (one.argument_bytes, one.output_bytes, one.temp_bytes, one.peak_bytes)
-    memory = (_short(size, "B") for size in sizes)
+    memory = ("-" if size is None else readable(size) for size in sizes)
     counts = (str(one.count), str(one.count - one.misses))
-    return one.name, *counts, f"{one.seconds:.2f}", *memory, _short(one.flops)
-
-
-def _short(number: float | None, unit: str = "") -> str:
-    """Return a number as text with three significant digits, such as 1.23 MB; "-" for None."""
-    if number is None:
-        return "-"
-    power = 0
-    while number >= 999.5 and power < len(_UNITS) - 1:
-        number, power = number / 1000, power + 1
-    return f"{number:.3g} {_UNITS[power]}{unit}".rstrip()
+    return one.name, *counts, f"{one.seconds:.2f}", *memory, "-" if one.flops is None else f"{one.flops:.3g}"

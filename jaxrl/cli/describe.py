@@ -52,11 +52,10 @@ SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
 
 def table() -> dict[str, Any]:
     """Return everything that the command line needs before JAX is imported, as JSON values."""
-    parts: dict[str, Any] = {}
     made = {name: cls() for name, cls in sorted(ALGORITHMS.items()) if cls.__module__.startswith("jaxrl.")}
     return {
-        "algorithms": {name: _algorithm_json(algo, parts) for name, algo in made.items()},
-        "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in _commands().items()},
+        "algorithms": {name: _algorithm_json(algo) for name, algo in made.items()},
+        "commands": {name: list(map(_as_json, flags)) for name, flags in _commands().items()},
         # Allowed values of flags with these names, the default first.
         "values": {
             "file_format": FILE_FORMATS,
@@ -76,7 +75,6 @@ def table() -> dict[str, Any]:
             if package is None or installed_version(package) is not None
         },
         "rows": [row for row in algorithm_rows() if row[0] in made],
-        "parts": dict(sorted(parts.items())),
         "presets": {name: _preset_json(preset) for name, preset in PRESETS.items()},
     }
 
@@ -100,9 +98,14 @@ def _experience(algo):
     return "off-policy" if Replay in sources else "dataset" if sources == {Dataset} else "on-policy"
 
 
-def _algorithm_json(algo, parts):
+def _algorithm_json(algo):
     flags, helps = algorithm_flags(algo)
-    return [_flag_json(flag, parts) for flag in flags], helps
+    return list(map(_as_json, flags)), helps
+
+
+def _as_json(flag):
+    """Return a flag as nested dictionaries, without empty attributes."""
+    return dataclasses.asdict(flag, dict_factory=lambda pairs: {k: v for k, v in pairs if v or k == "default"})
 
 
 def _preset_json(preset):
@@ -118,20 +121,6 @@ def _defaults(algo):
     return {flag.name: flag.default for flag in algorithm_flags(algo)[0]}
 
 
-def _flag_json(flag, parts):
-    others = {name: value for name, value in vars(flag).items() if value}
-    return others | {"kind": _kind_text(flag.kind, parts), "default": flag.default}
-
-
-def _kind_text(kind, parts):
-    """Return a kind as text, `part:gru,lstm|None`, and add its parts to `parts`."""
-    for part in kind.parts:
-        fields = {name: _kind_text(field, parts) for name, field in part.fields.items()}
-        parts[part.name] = {"made_by": part.made_by, "fields": fields}
-    name = f"part:{','.join(part.name for part in kind.parts)}" if kind.parts else kind.name
-    return f"{name}|None" if kind.optional else name
-
-
 # --- the flags of commands ---------------------------------------------------------------------------------------
 
 _NOT_FLAGS = ("algo", "env", "topology", "num_envs", "loggers", "callbacks", "callback_every")
@@ -142,7 +131,7 @@ _MACHINES = ("deterministic", "devices", "actor_devices", "actor_platform", "sha
 _MACHINES += ("cpus_per_run", "gpus_per_run", "max_concurrent", "restarts", "address", *multihost.FLAGS)
 # Settings of evaluation and output are declared consecutively.
 _EVALUATION = _SETTINGS[_SETTINGS.index("log_every") : _SETTINGS.index("loggers")]
-_EVALUATION += ["points", "out"]
+_EVALUATION += ["points"]
 _RECORDING = ("record", "record_every", "video_every", "wandb", "log_every", "checkpoint_every", "keep", "save_replay")
 _RECORDING += ("async_evaluation", "eval_env")
 # Help sections by flag; the other flags are in "run".
@@ -220,13 +209,11 @@ class _Sweep:
         env=NAME,NAME.
       seeds: number of seeds, starting from 0; or the seeds, separated by commas.
       backend: jax: all runs in one program; ray: each run in its own process and run directory.
-      out: output file for the table; for .png, .svg or .pdf, a plot of the curves; for .npz, all results.
     """
 
     grid: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (8,)
     backend: Literal["jax", "ray"] = "jax"
-    out: Path | None = None
 
 
 @_declared
@@ -237,12 +224,10 @@ class _Tune:
       space: search space of one field of the algorithm, such as learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or
         rollout_length=64,128; replaces or extends the default space (docs/sweeps.md). A single value fixes the field.
       seeds: number of seeds per trial, starting from 0; or the seeds, separated by commas.
-      out: output file for the table; for .png, .svg or .pdf, a plot of the best score so far.
     """
 
     space: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (2,)
-    out: Path | None = None
 
 
 @_declared
@@ -252,11 +237,9 @@ class _PBT:
     Args:
       space: space of one hyperparameter, such as learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or gamma=0.98,0.99;
         replaces or extends the default space (docs/sweeps.md). A single value fixes the hyperparameter.
-      out: output file for the table; for .png, .svg or .pdf, a plot of the lineage.
     """
 
     space: tuple[str, ...] = ()
-    out: Path | None = None
 
 
 def _commands() -> dict[str, list[Flag]]:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-import numpy as np
-
 from jaxrl.cli import environment, multihost, table, training
 from jaxrl.cli.fields import read_field, written
 from jaxrl.cli.flags import as_typed, option
@@ -20,49 +18,45 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.distributions import LogUniform, Uniform
 from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.pbt import pbt as run_pbt
-from jaxrl.sweeps.results import SweepResult
 from jaxrl.sweeps.sweep import sweep as run_sweep
 from jaxrl.sweeps.tune import tune as run_tune
 
-_PARAMETERS = {"jax": signature(run_sweep).parameters, "ray": signature(launch).parameters}
+_PARAMETERS = {"jax": dict(signature(run_sweep).parameters), "ray": dict(signature(launch).parameters)}
 # Flags that `train` also has, but whose values belong to the sweep or have another meaning.
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
 def sweep(parsed: ParsedCommand) -> int:
     """Run the sweep described by the flags; return the exit code."""
-    algo, env, arguments, words, out = _prepared(parsed, "grid")
+    algo, env, arguments, words = _prepared(parsed, "grid")
     root, failed = arguments.get("run_dir"), False
     tasks = grid_environments(words)
     space = read_space(algo, "--grid", [word for word in words if not word.startswith("env=")])
     run = _backend(arguments)
     if tasks and run is not launch:
         raise ConfigError("--grid env needs --backend ray, since each environment has its own program")
-    if tasks and out is not None:
-        raise ConfigError("--out cannot be used with --grid env, which writes a results directory for each environment")
     # Scores of different environments are not comparable, so each has its own table and best run.
     made = {name: environment.make_environment(name, parsed.run["env_params"]) for name in tasks} or {"": env}
     for name, env in made.items():
         if name:
             arguments["run_dir"] = root / re.sub(r"[^\w.-]", "_", name)
             print(f"{name}:")
-        failed |= _report(run(algo, env, **arguments, **space), arguments.get("run_dir"), out)
+        failed |= _report(run(algo, env, **arguments, **space), arguments.get("run_dir"))
     return 1 if failed else 0
 
 
 def tune(parsed: ParsedCommand) -> int:
     """Run the search described by the flags; return the exit code."""
-    algo, env, arguments, words, out = _prepared(parsed, "space")
+    algo, env, arguments, words = _prepared(parsed, "space")
     result = run_tune(algo, env, **arguments, **_searched_space(algo, words))
     print(result.table())
     print(f"best: {train_command(parsed, result.best)}")
-    _save(result, out)
     return 0
 
 
 def pbt(parsed: ParsedCommand) -> int:
     """Train the population described by the flags; return the exit code."""
-    algo, env, arguments, words, out = _prepared(parsed, "space")
+    algo, env, arguments, words = _prepared(parsed, "space")
     space = _searched_space(algo, words)
     result = run_pbt(algo, env, **arguments, **space)
     if not distributed.is_leader():
@@ -72,28 +66,26 @@ def pbt(parsed: ParsedCommand) -> int:
     print(f"winner: member {result.lineage.winner}, return {result.fresh_score:.6g} in {episodes}")
     print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all members while training")
     print(f"to train with the winner's schedules: {train_command(parsed, space | result.schedules)}")
-    _save(result, out)
-    _print_location("lineage, curves, table and the winner's policy", arguments.get("run_dir"), out)
+    _print_location("lineage, curves, table and the winner's policy", arguments.get("run_dir"))
     return 0
 
 
 def _prepared(parsed, flag):
-    """Return the algorithm, the environment, the arguments, the values of `flag`, and the output file or None."""
+    """Return the algorithm, the environment, the arguments, and the values of `flag`."""
     request = training.prepare(parsed)
     arguments = request.arguments
     if len(arguments.get("seeds", ())) == 1:  # the number of seeds
         [arguments["seeds"]] = arguments["seeds"]
-    return request.algo, request.env, arguments, arguments.pop(flag), arguments.pop("out", None)
+    return request.algo, request.env, arguments, arguments.pop(flag)
 
 
-def _report(result, run_dir, out):
+def _report(result, run_dir):
     """Print the table of a sweep and the location of its results; return whether a run raised."""
     if distributed.is_leader():
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
-        _save(result, out)
-        _print_location("curves, table and best policy", run_dir, out)
+        _print_location("curves, table and best policy", run_dir)
     errors = result.errors if isinstance(result, Experiments) else {}
     for (place, index), error in errors.items():
         print(f"error: {result.run_dirs[place][index]}:\n{error}", file=sys.stderr)
@@ -104,7 +96,8 @@ def _backend(arguments: dict[str, Any]) -> Callable[..., Any]:
     """Return the function that runs the sweep, and remove the arguments of the other backend from `arguments`."""
     backend = arguments.pop("backend")
     others = [name for name in arguments if name not in _PARAMETERS[backend]]
-    unusable = [option(name) for name in others if arguments.pop(name) is not False]
+    known = _PARAMETERS["ray"] | _PARAMETERS["jax"]
+    unusable = [option(name) for name in others if arguments.pop(name) != known[name].default]
     problems = [f"{flag} cannot be used with --backend {backend}" for flag in unusable]
     if backend == "ray":
         if "run_dir" not in arguments:
@@ -177,24 +170,5 @@ def train_command(parsed: ParsedCommand, settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _save(result, out):
-    """Write a result to the file given by `--out`, if any; the suffix selects arrays, a plot or the table."""
-    if out is None:
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".npz" and isinstance(result, SweepResult):
-        curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
-        settings = [str(setting) for setting in result.configurations]
-        np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
-    elif out.suffix in (".png", ".svg", ".pdf"):
-        result.plot(out)
-    else:
-        out.write_text(result.table() + "\n", encoding="utf-8")
-    print(f"written to {out}")
-
-
-def _print_location(what, run_dir, out):
-    if run_dir is not None:
-        print(f"{what}: {run_dir}")
-    elif out is None:
-        print(f"nothing was saved; --run-dir DIR saves the {what}")
+def _print_location(what, run_dir):
+    print(f"nothing was saved; --run-dir DIR saves the {what}" if run_dir is None else f"{what}: {run_dir}")

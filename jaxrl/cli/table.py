@@ -134,7 +134,7 @@ def algorithms_accepting(flag: str, part: str) -> list[str]:
         name
         for name, (flags, _) in load()["algorithms"].items()
         for written in flags
-        if written["name"] == flag and any(known.name == part for known in _kind(written["kind"]).parts)
+        if written["name"] == flag and any(known["name"] == part for known in written["kind"].get("parts", ()))
     ]
 
 
@@ -203,22 +203,15 @@ def _names(suite: str) -> Iterable[str]:
 
 
 def _flag(written: Mapping[str, Any]) -> Flag:
-    choices = tuple(written.get("choices", ()))
-    attributes: dict[str, Any] = {**written, "kind": _kind(written["kind"]), "choices": choices}
-    return Flag(**attributes)
+    return Flag(**{**written, "kind": _kind(written["kind"]), "choices": tuple(written.get("choices", ()))})
 
 
-@functools.cache
-def _kind(text: str) -> Kind:
-    name, _, none = text.partition("|")
-    name, _, parts = name.partition(":")
-    return Kind(name, tuple(map(_part, parts.split(","))) if parts else (), bool(none))
+def _kind(written: Mapping[str, Any]) -> Kind:
+    return Kind(**{**written, "parts": tuple(map(_part, written.get("parts", ())))})
 
 
-@functools.cache
-def _part(name: str) -> Part:
-    described = load()["parts"][name]
-    return Part(name, {field: _kind(kind) for field, kind in described["fields"].items()}, described["made_by"])
+def _part(written: Mapping[str, Any]) -> Part:
+    return Part(**{**written, "fields": {name: _kind(kind) for name, kind in written.get("fields", {}).items()}})
 
 
 if __name__ == "__main__":

@@ -89,8 +89,6 @@ def prepare(parsed: ParsedCommand) -> TrainRequest:
       ConfigError: values are invalid; the message lists all problems.
     """
     run = parsed.run
-    if run.get("out") is not None:
-        ownership.check_output(run["out"], "output of a sweep")
     algo = make_algorithm(parsed.algorithm) if run["preset"] is None else preset(run["preset"]).algorithm
     made, problems = build_parts(parsed.values, algo)
     algo = with_flags(algo, made)

@@ -78,11 +78,10 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
     """Return a decorator that checks arguments against their annotations and raises one `ConfigError` for all problems.
 
     It checks arguments annotated with `int`, `float`, `bool`, `str`, a path, a class, or one of these in a union with
-    None. Whole numbers of any type are converted to `int`.
+    None, and with literals. Whole numbers of any type are converted to `int`.
 
     Args:
-      **limits: limits or allowed values of each argument, by name: `episodes={"low": 1}`,
-        `search={"choices": ("tpe", "random")}`.
+      **limits: limits of each argument, by name: `episodes={"low": 1}`.
     """
 
     def decorate(function):
@@ -105,7 +104,8 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
 
 def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[str]:
     allowed = members(annotation)
-    if (choices := limits.get("choices")) and not (value is None and types.NoneType in allowed):
+    if typing.get_origin(annotation) is typing.Literal:
+        choices = typing.get_args(annotation)
         return [] if value in choices else [f"{name}={value!r:.80} is not one of {', '.join(map(repr, choices))}"]
     kinds = [kind for kind in allowed if kind is not types.NoneType]
     if Any in kinds or not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):

@@ -12,10 +12,6 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 
 MARK = "written by jaxrl"  # text in files whose format does not identify the program that wrote them
 
-_TABLE = (
-    rb"[^\n]*\b(?:IQM\W+mean\W+std\W+min\W+max\W+(?:training\W+)?failed|score\W+copies\W+failed|"
-    rb"return\W+evaluations\W+ended)\b"
-)
 # Patterns of the first bytes of each kind of file. Files that are appended to may be empty. PNGs and GIFs of versions
 # without `MARK` are recognized by their sizes, resolution, palette and last delay. Files of other kinds contain `MARK`.
 _KINDS = {
@@ -36,7 +32,6 @@ _KINDS = {
     "numpy": rb'PK.*"operations": \[',
     "onnx": rb".*jax2onnx",
     "png": rb"\x89PNG.{12}\0\0(?:.*?Software\0written by jaxrl|(?:\x03H|\x04\xb0|\x06\x18).{,30}Matplotlib.{,60}pHYs\0\0\x12t)",  # noqa: E501
-    "output of a sweep": rb"PK.*configurations\.npy.*steps\.npy.*returns\.npy|.*written by jaxrl|" + _TABLE,
     "probe": rb"\0*\Z",
     "py": rb".*Runs a policy that `jaxrl export",
     "report": rb"\s*<.*Written by jaxrl ",
@@ -44,7 +39,10 @@ _KINDS = {
     "rows": rb'\{"step": \d+(?:(?:, "(?:\\.|[^"\\\n])*": [^,"{\[\n]+)*\}|[^\n]*[^\n}]\Z)|\Z',
     "stablehlo": rb".*ActFunction",
     "sweep": rb'\{\s*"format": \d+,\s*"configurations": \[',
-    "table": _TABLE,
+    "table": (
+        rb"[^\n]*\b(?:IQM(?:\W+(?:low|high|mean|std|min|max|training))*\W+(?:failed|no score)|score\W+copies\W+failed|"
+        rb"return\W+evaluations\W+ended)\b"
+    ),
     "table of metrics": rb"step(?:,seconds\b|,[^,/\n]+/|\r?\n)",
     "wandb": rb'\{\s*"id": "[\w-]+"',
 }

@@ -1,10 +1,9 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
 import itertools
-import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -64,29 +63,27 @@ def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
 
 
 def plot_runs(
-    runs: Sequence[Plottable],
+    runs: Sequence[Plottable] | Sequence[Group],
     out: str | os.PathLike | None = None,
     *,
     metric: str | None = None,
-    confidence: float = 0.95,
     resamples: int = 2000,
-    seed: int = 0,
 ) -> "Chart":
-    """Plot the interquartile mean over the runs of each configuration, with its bootstrap interval.
+    """Plot the interquartile mean over the runs of each configuration, with its 95 % bootstrap interval.
 
-    Runs that differ only in their seed form one curve. Each environment has a panel; a label names the algorithm, the
-    settings in which configurations of one algorithm and environment differ, and the number of seeds. A run contributes
-    only between its first and last value, so a curve begins with the first value of any of its runs. A curve of one run
-    has no interval. Stars next to curves of training returns are the interquartile means of the last evaluations.
+    Runs that differ only in their seed form one curve. Each environment has a panel; a label has only what differs: the
+    algorithm, the settings in which configurations of one algorithm and environment differ, and the number of runs. A
+    run contributes only between its first and last value, so a curve begins with the first value of any of its runs. A
+    curve of one run has no interval. Stars next to curves of training returns are the interquartile means of the last
+    evaluations.
 
     Args:
-      runs: runs, or the rows of their metrics.
+      runs: runs, or the rows of their metrics; or some of the groups of `jaxrl.plots.labels.grouped`, whose curves have
+        the same styles in each figure.
       out: image file to write, or None; its suffix sets the format.
       metric: the metric to plot; None: the evaluation return if every run has at least two evaluations, otherwise the
         training return.
-      confidence: confidence level of the interval.
       resamples: number of resamples of the bootstrap.
-      seed: seed of the bootstrap.
 
     Returns:
       The figure.
@@ -97,29 +94,31 @@ def plot_runs(
     """
     if not runs:
         raise ConfigError("no runs to plot; pass at least one run directory")
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence={confidence}: use a number between 0 and 1, such as 0.95")
     from jaxrl.plots import chart
 
-    read = labels.once((run.place, run) for run in map(_as_run, runs, itertools.count()))
+    groups = [run for run in runs if isinstance(run, Group)]
+    if not groups:
+        read = map(_as_run, cast("Sequence[Plottable]", runs), itertools.count())
+        groups = labels.grouped(labels.once((run.place, run) for run in read))
+    read = [run for group in groups for run in group.runs]
     if metric is None:
         metric = EVALUATION if all(len(run.curve(EVALUATION)[0]) >= 2 for run in read) else TRAINING
     _check_metric(metric, read)
-    groups = labels.grouped(read)
-    names, key = labels.labels(groups)
-    curves = [_curves(group, metric) for group in groups]
+    names, curves = labels.labels(groups), [_curves(group, metric) for group in groups]
     environments = list(dict.fromkeys(group.runs[0].environment for group in groups))
     figure, panels = chart.panels(environments, labels.title(read), "steps", _NAMES.get(metric, metric))
-    legend, handles, stars = {}, {}, None
+    counts = {}
     for name in names:
-        those = [place for place, other in enumerate(names) if other == name]
-        legend[name] = f"{name} ({_count([groups[i] for i in those], [curves[i] for i in those])})"
+        counts[name] = _count([found for found, other in zip(curves, names, strict=True) if other == name])
+    over, *others = set(counts.values())
+    handles, stars = {}, None
     for group, name, found in zip(groups, names, curves, strict=True):
         axes = panels[environments.index(group.runs[0].environment)]
-        drawn = chart.style(list(legend).index(name), len(legend) > 1)
-        summary = summarize(found, confidence=confidence, resamples=resamples, seed=seed)
-        (line,) = axes.plot(summary.steps, summary.center, label=chart.plain(legend[name]), **drawn)
-        handles.setdefault(legend[name], line)
+        drawn = chart.style(group.style, len(counts) > 1)
+        label = f"{name} ({counts[name]})" if others else name
+        summary = summarize(found, resamples=resamples)
+        (line,) = axes.plot(summary.steps, summary.center, label=chart.plain(label), **drawn)
+        handles.setdefault(label, line)
         if len(found) > 1:
             axes.fill_between(summary.steps, summary.low, summary.high, color=drawn["color"], alpha=0.2, linewidth=0)
         if metric == TRAINING and (last := [(steps[-1], values[-1]) for steps, values in _curves(group, EVALUATION)]):
@@ -130,10 +129,15 @@ def plot_runs(
     for axes in panels:
         if not any(np.size(line.get_xdata()) for line in axes.get_lines()):
             chart.say(axes, _NONE)
-    caption = f"Lines: interquartile mean over seeds. Bands: {confidence * 100:g} % bootstrap confidence intervals."
-    banded = any(len(found) > 1 for found in curves)
-    scored = "Lines: return in training. Stars: return of the last evaluation, by which tables of sweeps are ordered."
-    chart.finish(figure, handles, list(filter(None, [caption if banded else "", key, scored if stars else ""])))
+    caption = []
+    if any(len(found) > 1 for found in curves):
+        of = "runs" if others else over
+        caption.append(f"Lines: interquartile mean over {of}. Bands: 95 % bootstrap confidence intervals.")
+    if stars:
+        caption.append(
+            "Lines: return in training. Stars: return of the last evaluation, by which tables of sweeps are ordered."
+        )
+    chart.finish(figure, handles if len(handles) > 1 else {}, caption)
     return save_chart(figure, out)
 
 
@@ -182,19 +186,12 @@ def _curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [curve for curve in (run.curve(metric) for run in group.runs) if len(curve[0])]
 
 
-def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Return the number of seeds of a configuration's curves as text: "3 seeds", or "3 to 5 seeds" if panels differ.
-
-    If a seed has several curves, for example from runs of different lengths, runs are counted instead: "3 runs".
-    """
+def _count(curves: Sequence[Sequence[Any]]) -> str:
+    """Return the number of runs of a configuration's curves: "3 runs", or "3 to 5 runs" if panels differ."""
     counts = sorted({len(found) for found in curves})
     if counts[-1] == 0:
         return "no values"
-    seeds = [[run.seed for run in group.runs] for group in groups]
-    distinct = (len(set(of) - {None}) + of.count(None) for of in seeds)
-    is_of_seeds = groups[0].runs[0].config and all(map(operator.ge, distinct, map(len, curves)))
-    what = "seed" if is_of_seeds else "run"
-    return f"{' to '.join(str(count) for count in {counts[0]: 0, counts[-1]: 0})} {what}{'s' * (counts[-1] > 1)}"
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} run{'s' * (counts[-1] > 1)}"
 
 
 def _as_run(run: Plottable, index: int) -> Run:

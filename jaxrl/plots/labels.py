@@ -13,9 +13,6 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 
 EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
-# Maximum length of labels in a legend of one column, for at most `_MANY` labels, and of two columns, for more labels.
-# If a label is longer, names are abbreviated.
-_LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
 _SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # determined by other settings
 _WRITTEN = {"float", "dtype", "registered", "opaque"}  # keys of single values in files, such as {"float": "inf"}
 LARGEST = 1e300  # largest value used as a number; NaN, infinities and larger numbers are used as text
@@ -89,10 +86,12 @@ class Group:
       runs: the runs, at least one.
       settings: name and text of each setting in which the group differs from others of the same algorithm and
         environment.
+      style: index of the style of its curves; groups of one label in several environments share it.
     """
 
     runs: list[Run]
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
+    style: int = 0
 
 
 def once(found: Iterable[tuple[Hashable, Any]]) -> list[Any]:
@@ -115,19 +114,21 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     for members in by_name.values():
         for group, settings in zip(members, _differences([group.runs[0].config for group in members]), strict=True):
             group.settings |= {name: text for name, (_, text) in settings.items()}
+    names = labels(found)
+    for group, name in zip(found, names, strict=True):
+        group.style = list(dict.fromkeys(names)).index(name)
     return found
 
 
-def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
-    """Return one label per group, unique within each environment, and a key to the abbreviations in the labels."""
+def labels(groups: Sequence[Group]) -> list[str]:
+    """Return one label per group, unique within each environment, of what differs between the groups."""
     named = len({group.runs[0].algorithm for group in groups}) > 1 or not all(group.settings for group in groups)
-    names = list(dict.fromkeys(itertools.chain.from_iterable(group.settings for group in groups)))
-    found = [_label(group, named, {}) for group in groups]
-    if max(map(len, found), default=0) <= (_LONGEST if len(set(found)) <= _MANY else _LONGEST_OF_MANY):
-        return found, ""
-    short = _abbreviated(names)
-    found = [_label(group, named, short) for group in groups]
-    return found, ", ".join(f"{short[name]}={name}" for name in names if short[name] != name)
+    found = []
+    for group in groups:
+        run, settings = group.runs[0], [f"{name}={text}" for name, text in group.settings.items()]
+        first = run.algorithm or run.name if named else ""
+        found.append(", ".join(filter(None, [first, *settings, run.member])))
+    return found
 
 
 def title(runs: Sequence[Run]) -> str:
@@ -135,13 +136,6 @@ def title(runs: Sequence[Run]) -> str:
     algorithms, environments = {run.algorithm for run in runs}, {run.environment for run in runs}
     shared = (found.pop() if len(found) == 1 else "" for found in (algorithms, environments))
     return " on ".join(filter(None, shared))
-
-
-def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
-    run = group.runs[0]
-    settings = [f"{short.get(name, name)}={text}" for name, text in group.settings.items()]
-    first = [run.algorithm or run.name] if with_algorithm else []
-    return ", ".join(filter(None, [*first, *settings, run.member]))
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -224,17 +218,6 @@ def unique_names(paths: Sequence[tuple[str, ...]], joint: str = ".") -> list[str
         size = next((size for size in range(1, len(path)) if counts[path[-size:]] == 1), len(path))
         names.append(joint.join(path[-size:]))
     return names
-
-
-def _abbreviated(names: Sequence[str]) -> dict[str, str]:
-    """Abbreviate names of several words to initials, with more letters of the last word to avoid duplicates."""
-    short: dict[str, str] = {}
-    for name in names:
-        *words, last = name.replace(".", "_").strip("_").split("_")
-        options = ["".join(word[:1] for word in words) + last[:letters] for letters in range(1, len(last) + 1)]
-        free = [option for option in options if option not in short.values() and option not in names]
-        short[name] = free[0] if words and free else name
-    return short
 
 
 def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

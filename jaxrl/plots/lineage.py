@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
 
 _MOST_PANELS = 9
+_BEST = "#D55E00"  # color of the line that leads to the winner
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,48 +111,33 @@ def plot_lineage(lineage: Lineage, out: str | os.PathLike | None = None, *, titl
 
     names = list(lineage.hyperparameters)[: _MOST_PANELS - 1]
     figure, panels = chart.panels(["score", *names], title, "steps", "")
-    alive = _with_descendants(lineage)
-    lines: dict[tuple[str, float], str] = {("ended", 0.8): "#BBBBBB", ("to a last member", 1.0): chart.COLORS[5]}
-    best = "to the winner"
     handles: dict[str, Any] = {}
     drawn = [lineage.scores, *(lineage.hyperparameters[name] for name in names)]
     for axes, values in zip(panels, drawn, strict=True):
         constant = values is not lineage.scores  # hyperparameters are constant in each interval
-        segments, winners = _lines(lineage, values, alive, constant)
-        for (label, width), color in lines.items():
-            collection = LineCollection(segments[label == "to a last member"], colors=color, linewidths=width)
-            handles.setdefault(label, axes.add_collection(collection))
-        handles[best] = axes.add_collection(LineCollection(winners, colors=chart.COLORS[4], linewidths=2.2))
+        lines, winners = _lines(lineage, values, constant)
+        for label, some, color, width in (("members", lines, "#BBBBBB", 0.8), ("to the winner", winners, _BEST, 2.2)):
+            handles[label] = axes.add_collection(LineCollection(some, colors=color, linewidths=width))
         if constant and is_logarithmic(values[np.isfinite(values)]):
             axes.set_yscale("log")
         axes.autoscale_view()
     caption = "If a member copies another, its line ends, and a new one begins at the copied member."
-    chart.finish(figure, {label: handles[label] for label in (best, "to a last member", "ended")}, [caption])
+    chart.finish(figure, handles, [caption])
     return save_chart(figure, out)
 
 
-def _with_descendants(lineage):
-    """Return a mask, (points, population), of the members in each interval that have a descendant at the end."""
-    alive = np.zeros(lineage.scores.shape, bool)
-    alive[-1] = True
-    for point in range(len(alive) - 2, -1, -1):
-        alive[point, lineage.parents[point][alive[point + 1]]] = True
-    return alive
-
-
-def _lines(lineage, values, alive, constant):
+def _lines(lineage, values, constant):
     """Return lines from each parent's value at a point to its copy's value at the next point: all, and the winner's.
 
-    All lines are in a dictionary with keys True and False, by whether the copy is `alive`. With `constant`, the copy
-    has its value from the beginning of the interval on.
+    With `constant`, the copy has its value from the beginning of the interval on.
     """
-    found, winners, best = {True: [], False: []}, [], lineage.ancestors()
+    found, winners, best = [], [], lineage.ancestors()
     begins = [0, *lineage.steps[:-1]]
     for point, (begin, end) in enumerate(zip(begins, lineage.steps, strict=True)):
         for member, value in enumerate(values[point]):
             before = [(begin, values[point - 1, lineage.parents[point - 1, member]])] if point else []
             line = [*before, *[(begin, value)] * constant, (end, value)]
             if len(line) > 1 and np.isfinite([y for _, y in line]).all():
-                found[bool(alive[point, member])].append(line)
+                found.append(line)
                 winners += [line] if best[point] == member else []
     return found, winners

@@ -103,21 +103,12 @@ class Summary:
     high: np.ndarray
 
 
-def summarize(
-    curves: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Summary:
-    """Return the interquartile mean over runs, with its bootstrap interval.
+def summarize(curves: Sequence[tuple[np.ndarray, np.ndarray]], *, resamples: int = 2000) -> Summary:
+    """Return the interquartile mean over runs, with its 95 % bootstrap interval.
 
     Args:
       curves: as in `align`; if there are none, the summary has no points.
-      confidence, resamples, seed: see `bootstrap_interval`.
-
-    Raises:
-      ConfigError: `confidence` is out of range.
+      resamples: see `bootstrap_interval`.
     """
     if not curves:
         return Summary(*(np.zeros(0) for _ in range(4)))
@@ -132,6 +123,5 @@ def summarize(
             center[points] = some[0]
         elif len(some) > 1:
             center[points] = interquartile_mean(some)
-            ends = bootstrap_interval([some], confidence=confidence, resamples=resamples, seed=seed)
-            low[points], high[points] = ends
+            low[points], high[points] = bootstrap_interval([some], resamples=resamples)
     return Summary(steps, center, low, high)

@@ -21,11 +21,11 @@ from jaxrl.run.policies.evaluation import compile_evaluation
 from jaxrl.run.result import policy_at
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.target_report import TargetReport, compiled_for
-from jaxrl.sweeps.distributions import COUNT
+from jaxrl.sweeps.distributions import COUNTS
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many, evaluate_many, played
 
 
-@checked(devices=COUNT, runs=COUNT)
+@checked(**COUNTS)
 def compile_for(
     target: str,
     algo: Algorithm | str,

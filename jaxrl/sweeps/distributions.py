@@ -39,7 +39,12 @@ class LogUniform:
 
 
 Distribution = Uniform | LogUniform
-COUNT = {"low": 1}  # limits of arguments that are counts
+# Limits of arguments that are counts.
+COUNTS = dict.fromkeys(
+    ("total_steps", "num_envs", "num_samples", "points", "devices", "runs", "max_concurrent")
+    + ("evaluation_episodes", "evaluate_every", "checkpoint_every", "exploit_every"),
+    {"low": 1},
+)
 MOST_TRIALS = 20_000  # maximum number in a search; limited by the file size and by the time that Optuna takes to choose
 _LISTS = (list, tuple, np.ndarray, range)
 _MOST_SEEDS = 1 << 16

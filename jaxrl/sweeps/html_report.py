@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,11 +15,10 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.versions import own_version
 from jaxrl.plots.curves import EVALUATION, TRAINING, plot_runs, plot_trials
 from jaxrl.plots.importance import importance, plot_parallel
-from jaxrl.plots.labels import grouped
+from jaxrl.plots.labels import Group, Run, grouped
 from jaxrl.plots.lineage import plot_lineage
-from jaxrl.plots.statistics import bootstrap_interval, interquartile_mean
-from jaxrl.sweeps.records import Record, families, read_records
-from jaxrl.sweeps.tables import short, significant
+from jaxrl.sweeps.records import Record, compared, read_records
+from jaxrl.sweeps.tables import cells, short
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
@@ -67,12 +66,14 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
         raise ConfigError(f"out={str(out)!r} must be an HTML file, whose name ends in .html")
     ownership.check_output(out, "report")
     records = read_records(runs)
-    found = families(records)
+    found: dict[str, list[Group]] = {}
+    for group in grouped(records):  # of all families at once, so that each configuration has one style
+        found.setdefault(cast("Record", group.runs[0]).family, []).append(group)
     title = next(iter(found)) if len(found) == 1 else f"{len(records)} runs"
     parts = [f"<h1>{_escaped(title)}</h1>"]
-    for name, members in found.items():
+    for name, groups in found.items():
         parts += [] if len(found) == 1 else [f"<h2>{_escaped(name)}</h2>"]
-        parts += _family(name, members)
+        parts += _family(name, groups)
     parts += ["<h2>Runs</h2>", *_runs(records)]
     parts.append(f'<p class="note">Written by jaxrl {html.escape(own_version())}.</p>')
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -90,36 +91,42 @@ def report(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> Path:
     return out
 
 
-def _family(name: str, members: Sequence[Record]) -> list[str]:
+def _family(name: str, groups: Sequence[Group]) -> list[str]:
     """Return the scores and plots of the runs of one family, as HTML."""
-    groups = [cast("list[Record]", group.runs) for group in grouped(members)]
-    lowest = min((member.score for member in members if np.isfinite(member.score)), default=np.nan)
-    ranked = [(_middle(group, lowest), group) for group in groups]
-    ranked.sort(key=lambda found: -np.nan_to_num(found[0][0], nan=-np.inf))
-    parts = ["<h3>Scores</h3>", _table(_configurations(*zip(*ranked, strict=True)))]
+    ranked = compared(groups)
+    members = [cast("Record", member) for _, group in ranked for member in group.runs]
+    rows = []
+    for row, group in ranked:
+        first = cast("Record", group.runs[0])
+        named = {} if first.settings and not first.member else {"configuration": first.member or first.title}
+        counts = {"no score": row["no score"] or "", "steps": f"{first.steps:,}", "runs": len(group.runs)}
+        rows.append(named | row | counts)
+    columns = {
+        name: ["" if cell == "nan" else cell for cell in column] for name, *column in zip(*cells(rows), strict=True)
+    }
+    parts = ["<h3>Scores</h3>", _table({name: column for name, column in columns.items() if any(column)})]
     parts.append(
         '<p class="note">Scores: mean returns of the final evaluations over seeds, the best first. IQM: interquartile '
-        "mean with its 95 % bootstrap interval, in which a failed run counts as the worst of all. In training: mean "
-        "over seeds of the last return in training, as shown by the learning curves.</p>"
+        "mean with its 95 % bootstrap interval from low to high, in which a failed run counts as the worst of all. "
+        "Training: interquartile mean of the last returns in training.</p>"
     )
-    lineage = members[-1].result.get("lineage")
+    lineage = members[0].result.get("lineage")
     if lineage is not None:  # most members copied the settings of a few, so their importance has no meaning
         return [*parts, "<h3>Lineage</h3>", _picture(plot_lineage(lineage, title=name), "lineage of the members")]
-    drawn = [id(group) for _, group in ranked if any(map(_has_curve, group))]
+    drawn = [group for _, group in ranked if any(map(_has_curve, group.runs))]
     if all(member.seed is None for member in members):  # trials of a search, or runs without a known seed
         if len(members) > 1:
-            scores = [member.score for member in members]
+            scores = [member.score for group in groups for member in cast("list[Record]", group.runs)]
             parts += ["<h3>Trials</h3>", _picture(plot_trials(scores, title=name), "the score of each trial")]
-    elif drawn:  # in the same order as in `jaxrl plot`, so that the colors are the same
-        best = [member for group in groups if id(group) in drawn[:_MOST_CURVES] for member in group]
+    elif drawn:
         more = f" of the best {_MOST_CURVES} configurations" if len(drawn) > _MOST_CURVES else ""
-        parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(best), "learning curves")]
+        parts += [f"<h3>Learning curves{more}</h3>", _picture(plot_runs(drawn[:_MOST_CURVES]), "learning curves")]
     if len(groups) >= _LEAST_CONFIGURATIONS:
         parts += _settings(name, [member for member in members if member.ended != "pruned"])
     return parts
 
 
-def _has_curve(member: Record) -> bool:
+def _has_curve(member: Run) -> bool:
     return max(len(member.curve(metric)[0]) for metric in (TRAINING, EVALUATION)) > 1
 
 
@@ -138,45 +145,6 @@ def _settings(name: str, members: Sequence[Record]) -> list[str]:
     return [*parts, "<h3>Settings and scores</h3>", _picture(picture, "parallel coordinates of settings and scores")]
 
 
-def _configurations(middles: Sequence[tuple[float, str]], groups: Sequence[Sequence[Record]]) -> dict[str, list[str]]:
-    """Return the columns of the table of configurations, with an interquartile mean and its interval in each row."""
-    columns: dict[str, list[str]] = {"IQM": significant([middle for middle, _ in middles])}
-    columns["95 % interval"] = [interval for _, interval in middles]
-    scores = [_finite(member.score for member in group) for group in groups]
-    if max(map(len, groups)) > 1:
-        columns["mean"] = significant([one.mean() if one.size else np.nan for one in scores])
-        columns["worst"] = significant([one.min() if one.size else np.nan for one in scores])
-    columns["in training"] = significant(
-        [float(np.mean([member.final_metrics().get(TRAINING, np.nan) for member in group])) for group in groups]
-    )
-    columns["runs"] = [str(len(group)) for group in groups]
-    columns["no score"] = [str(len(group) - len(one) or "") for group, one in zip(groups, scores, strict=True)]
-    columns["steps"] = [f"{max(member.steps for member in group):,}" for group in groups]
-    firsts = [group[0] for group in groups]
-    names = dict.fromkeys(name for first in firsts for name in first.settings)
-    if not names or firsts[0].member:
-        columns["configuration"] = [first.member or first.title or first.name for first in firsts]
-    columns |= {name: [_text(first.settings.get(name)) for first in firsts] for name in names}
-    columns = {name: ["" if cell == "nan" else cell for cell in cells] for name, cells in columns.items()}
-    return {name: cells for name, cells in columns.items() if any(cells)}
-
-
-def _finite(values: Iterable[float]) -> np.ndarray:
-    """Return the finite values as an array."""
-    found = np.asarray(list(values), float)
-    return found[np.isfinite(found)]
-
-
-def _middle(group: Sequence[Record], lowest: float) -> tuple[float, str]:
-    """Return the interquartile mean of the scores, and its interval as text; the score of failed runs is `lowest`."""
-    scores = [member.score for member in group if member.ended != "pruned"]
-    scores = _finite(score if np.isfinite(score) else lowest for score in scores)
-    if len(scores) < 2:
-        return (float(scores[0]) if len(scores) else np.nan), ""
-    ends = bootstrap_interval([scores])
-    return float(interquartile_mean(scores)), " to ".join(significant([float(end) for end in ends]))
-
-
 def _runs(records: Sequence[Record]) -> list[str]:
     """Return a table of all runs, the values that all runs share, and the commands that started them, as HTML."""
     rows, commands = [], {}
@@ -185,7 +153,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
         origin = origin if isinstance(origin, dict) else {}
         final, seconds = record.final_metrics(), record.result.get("total_seconds")
         row = {"run": record.member or record.name, "seed": _text(record.seed)}
-        for name, metric in (("evaluation", EVALUATION), ("in training", TRAINING)):
+        for name, metric in (("evaluation", EVALUATION), ("training", TRAINING)):
             row[name] = f"{final[metric]:.6g}" if metric in final else ""
         row |= {"steps": f"{record.steps:,}", "seconds": "" if seconds is None else f"{seconds:,.0f}"}
         row["settings"] = ", ".join(f"{name}={_text(value)}" for name, value in record.settings.items())

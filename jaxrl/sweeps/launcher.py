@@ -1,6 +1,5 @@
 """Sweeps of separate runs, each in its own process and directory, on a Ray cluster."""
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -30,27 +29,38 @@ from jaxrl.run.loggers import read_metrics
 from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
-from jaxrl.sweeps.distributions import COUNT, checked_seeds, configurations
-from jaxrl.sweeps.results import SweepResult, leave
+from jaxrl.sweeps.distributions import COUNTS, checked_seeds, configurations
+from jaxrl.sweeps.records import Record
+from jaxrl.sweeps.results import Results, leave
 
 _LONGEST_NAME = 100  # characters of a directory's name; file systems allow 255
 _ENDED = ("finished", "target_return")
 
 
-@dataclasses.dataclass(repr=False)
-class Experiments(SweepResult):
-    """The results of a sweep whose runs have separate directories.
-
-    `returns` has one entry per run, the mean return of its final evaluation. `learners` is empty; load the policies
-    from the run directories with `jaxrl.load`.
+@dataclasses.dataclass(kw_only=True, repr=False)
+class Experiments(Results):
+    """The results of a sweep whose runs have separate directories, from which `jaxrl.load` loads the policies.
 
     Attributes:
       run_dirs: the run directories of each configuration, in the order of its seeds.
       errors: traceback of each failed run, keyed by the indices of its configuration and its seed.
     """
 
-    run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
-    errors: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+    run_dirs: list[list[Path]]
+    errors: dict[tuple[int, int], str]
+
+    def records(self) -> list[Record]:
+        """Return the runs with their metrics and scores, as saved in their directories."""
+        found = []
+        for number, paths in enumerate(self.run_dirs):
+            for place, path in enumerate(paths):
+                rows, result = read_metrics(path / "metrics.jsonl"), run_status.read_result(path)
+                score = (
+                    np.nan if self.failed[number, place] else result.get("evaluation", {}).get("return_mean", np.nan)
+                )
+                rows.append({"step": result.get("total_steps", 0)})
+                found.append(self.record(number, place, rows, score))
+        return found
 
     def _draw(self, path: Path) -> dict[str, Any]:
         return super()._draw(path) | {"runs": [[os.path.relpath(run, path) for run in runs] for runs in self.run_dirs]}
@@ -69,15 +79,7 @@ class Experiments(SweepResult):
 
 
 @interrupts.interruptible
-@arguments.checked(
-    total_steps=COUNT,
-    num_samples=COUNT,
-    cpus_per_run={"low": 0},
-    gpus_per_run={"low": 0},
-    restarts={"low": 0},
-    points=COUNT,
-    evaluation_episodes=COUNT,
-)
+@arguments.checked(**COUNTS, cpus_per_run={"low": 0}, gpus_per_run={"low": 0}, restarts={"low": 0})
 def launch(
     algo: Algorithm | str,
     env: EnvironmentLike,
@@ -94,7 +96,6 @@ def launch(
     restarts: int = 3,
     address: str | None = None,
     resources: Resources | None = None,
-    points: int = 50,
     evaluation_episodes: int | None = None,
     explore_in_evaluation: bool = False,
     progress: bool = True,
@@ -110,7 +111,7 @@ def launch(
         depend on `algo`, not on changes in `space`.
       total_steps: environment steps per run, over all its environments; the last iteration may exceed it.
       run_dir: parent of the run directories, on storage shared by all machines. The final curves, table and plot are
-        also written to it, as by `SweepResult.save`.
+        also written to it, as by `Experiments.save`.
       seeds: number of seeds, starting from 0; or a list of seeds.
       num_samples: number of random samples of the settings; None: every combination of their values.
       search_seed: seed of the random samples.
@@ -120,7 +121,6 @@ def launch(
       address: address of the Ray cluster; None: RAY_ADDRESS if set, otherwise a cluster of only this machine.
       resources: CPU cores and memory of the parts of each run (Linux). Ray counts CPUs but does not assign cores; with
         reserved cores, such as resources:own_cores=2, runs do not share cores.
-      points: number of points of the curves.
       evaluation_episodes, explore_in_evaluation: settings of every run's evaluations, as for `jaxrl.train`.
       progress: show a progress bar of the runs.
       **space: fields of the algorithm, or of an object in one of them ("exploration_bonus.gamma"): a list of values, or
@@ -172,7 +172,20 @@ def launch(
     wall = time.monotonic() - began
     steps = sum(run_status.read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values())
     rate = steps / max(wall, 1e-9)
-    result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
+    failed = [
+        [(place, index) in errors or run_status.read_result(path).get("stopped") not in _ENDED for index, path in paths]
+        for place, paths in enumerate(map(enumerate, run_dirs))
+    ]
+    result = Experiments(
+        configurations=settings,
+        seeds=seeds,
+        failed=np.asarray(failed),
+        steps_per_second=rate,
+        wall_seconds=wall,
+        configs=configs,
+        run_dirs=run_dirs,
+        errors=errors,
+    )
     return leave(result, root, trained=bool(unfinished))
 
 
@@ -182,10 +195,8 @@ def launch(
 def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
     """Train the unfinished runs; return the error of each run that failed, keyed by the indices of the run."""
     errors: dict[tuple[int, int], str] = {}
-    with contextlib.ExitStack() as stack:
-        display = stack.enter_context(ProgressBar(unit="runs")) if progress else None
-        if display is not None:
-            display.start(count, count - len(unfinished))
+    with ProgressBar(unit="runs", visible=progress) as display:
+        display.start(count, count - len(unfinished))
         if not unfinished:
             return errors
         ray = connect(address)
@@ -204,10 +215,8 @@ def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tup
                     error = f"the process was lost more than restarts={restarts} times: {lost}"
                 if error is not None:
                     errors[run] = error
-                if display is not None:
-                    if error is not None:
-                        display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
-                    display.update(count - len(pending))
+                    display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
+                display.update(count - len(pending))
         except BaseException:
             for reference in pending:
                 ray.cancel(reference, force=True)
@@ -252,41 +261,3 @@ def _ended(run_dir, config) -> bool:
         return False
     may_change = ("total_steps", "topology.devices", "native")
     return not difference(with_new_fields(before), files.as_read_back(config), may_change)
-
-
-# --- the results -------------------------------------------------------------------------------------------------
-
-
-def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:
-    """Return the results of all runs, read from the run directories."""
-    steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
-    records = [[run_status.read_result(path) for path in paths] for paths in run_dirs]
-    rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
-    names = sorted({name for some in rows for those in some for row in those for name in row} - {"step", "seconds"})
-    metrics = {name: np.asarray([[_curve(those, name, steps) for those in some] for some in rows]) for name in names}
-    means = [[record.get("evaluation", {}).get("return_mean", np.nan) for record in some] for some in records]
-    failed = [
-        [(place, index) in errors or record.get("stopped") not in _ENDED for index, record in enumerate(some)]
-        for place, some in enumerate(records)
-    ]
-    return Experiments(
-        configurations=settings,
-        seeds=seeds,
-        steps=np.tile(steps, (len(settings), 1)),
-        metrics=metrics,
-        returns=np.asarray(means, np.float32)[..., None],
-        failed=np.asarray(failed),
-        learners=[],
-        steps_per_second=rate,
-        wall_seconds=wall,
-        configs=configs,
-        run_dirs=run_dirs,
-        errors=errors,
-    )
-
-
-def _curve(rows, name, steps) -> np.ndarray:
-    """Return the last value of a metric at or before each of `steps`; NaN if there is none."""
-    known = [(row["step"], row[name]) for row in rows if name in row]
-    at, values = np.asarray([(-np.inf, np.nan), *known], np.float64).T
-    return values[np.searchsorted(at, steps, side="right") - 1].astype(np.float32)

@@ -18,10 +18,10 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import rollout_length
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT
+from jaxrl.sweeps.distributions import COUNTS
 
 
-@checked(total_steps=COUNT, num_envs=COUNT)
+@checked(**COUNTS)
 def make_train(
     algo: Algorithm | str,
     env: Environment | str,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.plots.lineage import Lineage, plot_lineage
 from jaxrl.run.loggers import write_csv
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT
+from jaxrl.sweeps.distributions import COUNTS
 from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.population import Population, Score, Selection
 from jaxrl.sweeps.results import SweepResult, leave
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _INTERVALS = 20  # the default number of intervals of a run
 
 
-@dataclasses.dataclass(repr=False)
+@dataclasses.dataclass(kw_only=True, repr=False)
 class PBTResult(SweepResult):
     """The result of population-based training, with the members as the configurations of a sweep with one seed.
 
@@ -48,9 +48,9 @@ class PBTResult(SweepResult):
 
     _MEMBER = "member {}"
 
-    lineage: Lineage = dataclasses.field(kw_only=True)
-    fresh_returns: np.ndarray = dataclasses.field(kw_only=True)
-    member_seeds: list[int] = dataclasses.field(kw_only=True)
+    lineage: Lineage
+    fresh_returns: np.ndarray
+    member_seeds: list[int]
 
     _kind = "a population"
 
@@ -87,7 +87,7 @@ class PBTResult(SweepResult):
         """
         if metric is not None:
             return super().plot(path, metric=metric)
-        return plot_lineage(self.lineage, path, title=next(self._runs([]))[1].title)
+        return plot_lineage(self.lineage, path, title=self.records()[0].title)
 
     def _draw(self, path: Path) -> dict[str, Any]:
         self.plot(path / "lineage.png")
@@ -193,16 +193,12 @@ def pbt(
     problems = arguments.problems_of(
         pbt,
         locals(),
-        total_steps=COUNT,
+        **COUNTS,
         population={"low": 2},
-        exploit_every=COUNT,
-        score={"choices": get_args(Score)},
         fraction={"above": 0, "high": 0.5},
         factor={"above": 1},
         resample={"low": 0, "high": 1},
         exploit_from={"low": 0, "below": 1},
-        evaluation_episodes=COUNT,
-        checkpoint_every=COUNT,
     )
     if problems := problems + settings_problems("a population", run, space):
         raise ConfigError(problems)
@@ -230,8 +226,7 @@ def pbt(
     algos, roots = evolution.algos(0), members.stack([keys.root_key(seeds[member]) for member in evolution.mine])
     total = first.iterations * first.rows * members.runs
     with opened_session(run, "a population", identity, [{"devices": devices}], total, [], [seed]) as session:
-        if session.display is not None:
-            session.display.note(f"evolving: {', '.join(ranges)}")
+        session.display.note(f"evolving: {', '.join(ranges)}")
         part = train_many(session, 0, members, algos, first, roots, points, evolution)
         last = evolution.algos(points - 1)
         for point, name in ((points, "returns"), (points + 1, "fresh")):

@@ -4,10 +4,13 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.plots.labels import EVALUATION, Run, differing_settings, once
+from jaxrl.plots.labels import EVALUATION, TRAINING, Group, Run, differing_settings, once
+from jaxrl.plots.statistics import bootstrap_interval, interquartile_mean
 from jaxrl.run.directory import run_directory, run_status, sweep_directory
 from jaxrl.run.plotting import as_run, named, read_runs
 from jaxrl.sweeps.tables import data_frame
@@ -62,19 +65,14 @@ def read_records(paths: Sequence[str | os.PathLike]) -> list[Record]:
     if not paths:
         raise ConfigError("no runs: pass at least one run directory")
     records = once((record.place, record) for path, name in named(paths) for record in _read(path, name))
-    for members in families(records).values():
+    families: dict[str, list[Record]] = {}
+    for record in records:
+        families.setdefault(record.family, []).append(record)
+    for members in families.values():
         for record, settings in zip(members, differing_settings([one.config for one in members]), strict=True):
             last = "last " * bool(record.member)
             record.settings.update({last + name: value for name, value in settings.items()})
     return records
-
-
-def families(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records of each family, keyed by its name, in the order of first appearance."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.family, []).append(record)
-    return found
 
 
 def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
@@ -91,12 +89,48 @@ def to_pandas(paths: Sequence[str | os.PathLike]) -> "pandas.DataFrame":
       MissingExtraError: pandas is not installed.
       RunDirectoryError: a path is not the directory of a run, a sweep or a search.
     """
+    return table_of(read_records(paths))
+
+
+def table_of(records: Sequence[Record]) -> "pandas.DataFrame":
+    """Return the data frame of `to_pandas` for records that were read before.
+
+    Raises:
+      MissingExtraError: pandas is not installed.
+    """
     rows = []
-    for record in read_records(paths):
+    for record in records:
         first = {"run": record.name, "algorithm": record.algorithm, "environment": record.environment}
         last = first | {"seed": record.seed, "steps": record.steps, "ended": record.ended}
         rows.append(first | record.settings | last | record.final_metrics())
     return data_frame(rows)
+
+
+def compared(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Group]]:
+    """Return pairs (row, group) for groups of records, the best first.
+
+    A row has the settings and statistics of the scores over seeds. In the interquartile mean and its 95 % interval, a
+    run that failed counts as the worst of all; "training" is the interquartile mean of the last training returns.
+    """
+    found, records = [], [cast("list[Record]", group.runs) for group in groups]
+    lowest = min(filter(math.isfinite, (record.score for some in records for record in some)), default=math.nan)
+    for group, some in zip(groups, records, strict=True):
+        known = np.asarray([*filter(math.isfinite, (record.score for record in some))])
+        filled = np.append(known, [lowest] * (sum(record.ended != "pruned" for record in some) - len(known)))
+        row = dict(some[0].settings) | {"IQM": _middle(filled)}
+        if max(map(len, records)) > 1:
+            ends = bootstrap_interval([filled]) if len(filled) > 1 and known.size else (math.nan, math.nan)
+            shown = known if known.size else np.asarray([math.nan])
+            row |= {"low": float(ends[0]), "high": float(ends[1]), "mean": float(shown.mean())}
+            row |= {"std": float(shown.std()), "min": float(shown.min()), "max": float(shown.max())}
+        last = [final[TRAINING] for record in some if TRAINING in (final := record.final_metrics())]
+        row |= {"training": _middle(np.asarray(last)), "no score": len(some) - len(known)}
+        found.append((row, group))
+    return sorted(found, key=lambda pair: -np.nan_to_num(pair[0]["IQM"], nan=-np.inf))
+
+
+def _middle(values):
+    return float(interquartile_mean(values)) if len(values) else math.nan
 
 
 def _read(path: str | os.PathLike, name: str) -> list[Record]:

@@ -3,45 +3,40 @@
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import numpy as np
 
 from jaxrl.core import files, ownership
 from jaxrl.core.config import encode
-from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
+from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.core.types import PyTree
-from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
+from jaxrl.plots.curves import EVALUATION, TRAINING, interquartile_mean, plot_runs
+from jaxrl.plots.labels import Group
 from jaxrl.run.directory import sweep_directory
 from jaxrl.run.loggers import JSONLLogger
 from jaxrl.run.plotting import as_run
 from jaxrl.run.result import opened, origin
-from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
+from jaxrl.sweeps.records import Record, compared, table_of
+from jaxrl.sweeps.tables import Tabulated, short, write_tables
 
 if TYPE_CHECKING:
     import pandas
 
     from jaxrl.plots.chart import Chart
 
-# Columns of numbers that are formatted for comparison.
-_STATISTICS = ("IQM", "mean", "std", "min", "max", "training", "score")
 
-
-@dataclasses.dataclass
-class SweepResult(Tabulated):
-    """The result of a sweep.
+@dataclasses.dataclass(kw_only=True)
+class Results(Tabulated):
+    """The configurations of a sweep, each with the same seeds, and their scores.
 
     Attributes:
       configurations: the settings of each configuration.
       seeds: the seeds of each configuration.
-      steps: environment steps at each point of the curves, shape (configurations, points).
-      metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
-      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
-      failed: whether a value in a run was not finite, bool (configurations, seeds).
-      learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
+      failed: whether a value in a run was not finite or the run raised an error, bool (configurations, seeds).
       steps_per_second: environment steps of all runs per second of training, in the last call that trained any of them.
       wall_seconds: wall time of the same call.
       configs: the contents of `config.json` for each configuration, without the seed.
@@ -52,11 +47,7 @@ class SweepResult(Tabulated):
 
     configurations: list[dict[str, Any]]
     seeds: list[int]
-    steps: np.ndarray
-    metrics: dict[str, np.ndarray]
-    returns: np.ndarray
     failed: np.ndarray
-    learners: list[Any]
     steps_per_second: float
     wall_seconds: float
     configs: list[dict[str, Any]]
@@ -66,7 +57,7 @@ class SweepResult(Tabulated):
 
     def __repr__(self) -> str:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
-        steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
+        steps = f"{max((record.steps for record in self.records()), default=0):,} steps"
         if np.isfinite(self.scores).any():
             best = ", ".join(f"{name}={short(value)}" for name, value in self.best.items()) or "the only one"
             found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
@@ -74,12 +65,14 @@ class SweepResult(Tabulated):
             found = "no score"
         return f"{type(self).__name__}({runs}, {steps}; {found})"
 
+    def records(self) -> list[Record]:
+        """Return the runs with their curves and scores, configuration by configuration."""
+        raise NotImplementedError
+
     @property
     def scores(self) -> np.ndarray:
         """The mean final return of every run, (configurations, seeds); NaN for runs that failed."""
-        with np.errstate(invalid="ignore"):
-            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
-        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+        return np.reshape([record.score for record in self.records()], self.failed.shape)
 
     @property
     def interquartile_means(self) -> np.ndarray:
@@ -104,27 +97,20 @@ class SweepResult(Tabulated):
 
         Args:
           path: image file to write, or None; its suffix sets the format.
-          metric: one of `metrics`; the default is the return in training, with stars for the final evaluations.
+          metric: the metric to plot; the default is the return in training, with stars for the final evaluations.
 
         Raises:
-          ConfigError: the metric does not exist, or the format is not supported.
+          ConfigError: no run has values of the metric, or the format is not supported.
         """
-        if metric not in self.metrics:
-            raise unknown("metric", metric, self.metrics, "`metrics` lists them")
-        return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
+        return plot_runs(self.records(), path, metric=metric)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a data frame with one row per run: settings, seed, final metrics and the final evaluation.
+        """Return a data frame with one row per run, as `jaxrl.to_pandas`.
 
         Raises:
           MissingExtraError: pandas is not installed.
         """
-        rows = []
-        for at, (number, run) in enumerate(self._runs(list(self.metrics))):
-            row = {"configuration": number, **self._settings(number), "seed": run.seed}
-            row |= {"steps": int(self.steps[number, -1]), "failed": bool(self.failed.flat[at])}
-            rows.append(row | {EVALUATION: np.nan} | run.final_metrics())
-        return data_frame(rows)
+        return table_of(self.records())
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the curves, the table as CSV and Markdown, a plot, and the best policy to a directory.
@@ -157,20 +143,18 @@ class SweepResult(Tabulated):
             record = {"configurations": encode(self.configurations), "configs": self.configs, "seeds": self.seeds}
             record |= {"scores": self.scores.tolist(), "origin": self.origin, "best": best}
             record |= {name: getattr(self, name) for name in sweep_directory.OF_THE_CALL}
-            write_tables(path / "table", self._rows(), self._cells())
+            write_tables(path / "table", self._rows())
             record |= self._draw(path)
-            runs = self._runs(list(self.metrics))
+            runs = [(at // len(self.seeds), run) for at, run in enumerate(self.records())]
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
-            sweep_directory.write(
-                path, record, rows, [self._settings(number) for number in range(len(self.configurations))]
-            )
+            sweep_directory.write(path, record, rows, list(map(self._settings, range(len(self.configurations)))))
         except OSError as error:
             raise RunDirectoryError(f"the results of the sweep cannot be written to {path}: {error}") from error
         return path
 
     def _draw(self, path: Path) -> dict[str, Any]:
         """Write plots to the directory of the sweep; return additional entries of `sweep.json`."""
-        if TRAINING in self.metrics:
+        if any(record.rows for record in self.records()):
             self.plot(path / "curves.png")
         return {}
 
@@ -183,58 +167,81 @@ class SweepResult(Tabulated):
         return number, int(np.nanargmax(self.scores[number]))
 
     def _save_best(self, path: Path, number: int, place: int) -> str:
-        """Write a run directory for the best run, and return its path relative to `path`."""
-        seed = self.seeds[place]
-        _, run = list(self._runs(list(self.metrics)))[number * len(self.seeds) + place]
-        config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
-        learner = jax.tree.map(lambda x: x[place], self.learners[number])
-        save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
-        return sweep_directory.BEST
+        """Write a run directory for the best run if it has none, and return its path relative to `path`."""
+        raise NotImplementedError
 
-    def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
-        """Yield pairs (configuration number, run); each run has its score and its curves of these metrics."""
-        scores = self.scores
-        for number, config in enumerate(self.configs):
-            for place, seed in enumerate(self.seeds):
-                curves = {name: self.metrics[name][number, place] for name in metrics}
-                rows = [
-                    {"step": int(step)}
-                    | {name: float(x) for name, curve in curves.items() if np.isfinite(x := curve[at])}
-                    for at, step in enumerate(self.steps[number])
-                ]
-                if np.isfinite(scores[number, place]):
-                    rows[-1][EVALUATION] = float(scores[number, place])
-                name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
-                yield number, as_run(name, config | {"seed": seed}, rows, member=member)
+    def record(self, number: int, place: int, rows: list[dict[str, Any]], score: float) -> Record:
+        """Return a run of configuration `number`, with its rows of metrics and its score, NaN if it failed."""
+        seed, ended = self.seeds[place], "finished" if np.isfinite(score) else "failed"
+        name, member = f"configuration {number}, seed {seed}", self._MEMBER.format(number)
+        if np.isfinite(score):
+            rows[-1] |= {EVALUATION: float(score)}
+        run = as_run(name, self.configs[number] | {"seed": seed}, rows, member=member)
+        return Record(**vars(run), family=run.title, settings=self._settings(number), ended=ended)
 
     def _settings(self, number: int) -> dict[str, Any]:
         found = self.configurations[number].items()
         return {name: value if isinstance(value, int | float | str) else short(value) for name, value in found}
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
-        return [self._settings(number) for number, _ in self._runs([])], self.scores.ravel().tolist()
+        records = self.records()
+        return [record.settings for record in records], [record.score for record in records]
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return one row per configuration with the score of every seed, sorted from best to worst."""
-        rows = []
-        for number in np.argsort(-self.interquartile_means):
-            scores = self.scores[number][~np.isnan(self.scores[number])]
-            known = scores if scores.size else np.asarray([np.nan])
-            statistics = {"IQM": self.interquartile_means[number], "mean": known.mean(), "std": known.std()}
-            statistics |= {"min": known.min(), "max": known.max()}
-            curves = self.metrics[TRAINING][number] if TRAINING in self.metrics else ()
-            last = [found[-1] for x in curves if (found := x[np.isfinite(x)]).size]
-            statistics["training"] = interquartile_mean(np.asarray(last)) if last else np.nan
-            row = self._settings(int(number)) | {name: float(value) for name, value in statistics.items()}
-            row["failed"] = int(self.failed[number].sum())
-            scores_by_seed = zip(self.seeds, self.scores[number], strict=True)
-            rows.append(row | {f"seed {seed}": float(score) for seed, score in scores_by_seed})
-        return rows
+        records, each = self.records(), len(self.seeds)
+        ranked = compared([Group(list(records[first : first + each])) for first in range(0, len(records), each)])
+        return [row | {f"seed {run.seed}": cast("Record", run).score for run in group.runs} for row, group in ranked]
 
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
-        rows = [{name: x for name, x in row.items() if not name.startswith("seed ")} for row in self._rows()]
-        return cells(rows, _STATISTICS)
+
+@dataclasses.dataclass(kw_only=True, repr=False)
+class SweepResult(Results):
+    """The result of a sweep.
+
+    Attributes:
+      steps: environment steps at each point of the curves, shape (configurations, points).
+      metrics: curves by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      returns: returns of the final evaluations, (configurations, seeds, episodes); NaN for unfinished episodes.
+      learners: the final learner states, one tree per configuration, with leaves of shape (seeds, ...).
+    """
+
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    returns: np.ndarray
+    learners: list[Any]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        with np.errstate(invalid="ignore"):
+            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
+        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+
+    def records(self) -> list[Record]:
+        """Return the runs with their curves and scores, configuration by configuration."""
+        found, scores = [], self.scores
+        for number, steps in enumerate(self.steps):
+            for place in range(len(self.seeds)):
+                rows = [
+                    {"step": int(step)}
+                    | {
+                        name: float(x)
+                        for name, curve in self.metrics.items()
+                        if np.isfinite(x := curve[number, place, at])
+                    }
+                    for at, step in enumerate(steps)
+                ]
+                found.append(self.record(number, place, rows, scores[number, place]))
+        return found
+
+    def _save_best(self, path: Path, number: int, place: int) -> str:
+        """Write a run directory for the best run, and return its path relative to `path`."""
+        seed = self.seeds[place]
+        run = self.records()[number * len(self.seeds) + place]
+        config = self.configs[number] | {"seed": seed, "sweep": {"configuration": number}}
+        learner = jax.tree.map(lambda x: x[place], self.learners[number])
+        save_policy(path, config, learner, run.rows, float(self.scores[number, place]))
+        return sweep_directory.BEST
 
 
 def save_policy(
@@ -263,7 +270,7 @@ def save_policy(
         checkpointer.wait(last=True)
 
 
-def leave[Result: SweepResult](result: Result, path: Path | None, *, trained: bool) -> Result:
+def leave[Result: Results](result: Result, path: Path | None, *, trained: bool) -> Result:
     """Save a result in the directory of its sweep; warn if this fails, for example on a full disk.
 
     Args:

@@ -1,4 +1,4 @@
-"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges for each algorithm, and overrides by the caller.
+"""Search spaces of `jaxrl.tune` and `jaxrl.pbt`: default ranges of fields, and overrides by the caller.
 
 All fields with default ranges are traced, so all trials of a study share one compiled program.
 """
@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl.algos.base import field_problems, has_effect, replace
-from jaxrl.algos.fields import ActorCriticFields, TargetFields
-from jaxrl.algos.temperature import TemperatureFields
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import is_schedule
 from jaxrl.core.types import Algorithm
@@ -17,88 +15,51 @@ from jaxrl.sweeps.distributions import Distribution, LogUniform, Uniform, range_
 Range = Distribution | list[Any] | tuple[Any, ...]
 
 _RATE = LogUniform(1e-5, 1e-2)
-_GAMMA = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-_TAU = LogUniform(1e-3, 5e-2)
-_LEARNER: dict[str, Range] = {"learning_rate": _RATE, "gamma": _GAMMA}
-_POLICY_GRADIENT = _LEARNER | {"entropy_cost": LogUniform(1e-8, 0.1), "value_cost": Uniform(0.2, 1.0)}
-_ACTOR_AND_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA}
-_ACTOR_CRITIC = _ACTOR_AND_CRITIC | {"tau": _TAU}
-# Default ranges for groups of fields, used for algorithms that are not in `SPACES`.
-_GROUPS: dict[type, dict[str, Range]] = {
-    ActorCriticFields: _ACTOR_AND_CRITIC,
-    TargetFields: {"tau": _TAU},
-    TemperatureFields: {"temperature.learning_rate": _RATE},
+# Default ranges by field, for every algorithm that has the field.
+RANGES: dict[str, Range] = {
+    "learning_rate": _RATE,
+    "policy_learning_rate": _RATE,
+    "temperature.learning_rate": _RATE,
+    "gamma": (0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
+    "tau": LogUniform(1e-3, 5e-2),
+    "entropy_cost": LogUniform(1e-8, 0.1),
+    "value_cost": Uniform(0.2, 1.0),
+    "gae_lambda": Uniform(0.8, 1.0),
+    "trace_lambda": Uniform(0.8, 1.0),
+    "return_lambda": Uniform(0.0, 1.0),
+    "max_grad_norm": LogUniform(0.3, 50.0),
+    "clip": Uniform(0.1, 0.4),
+    "alpha": LogUniform(0.5, 10.0),
+    "coefficient": LogUniform(0.1, 10.0),
+    "expectile": Uniform(0.5, 0.95),
+    "inverse_temperature": LogUniform(0.5, 10.0),
+    "noise.std": Uniform(0.05, 0.5),
+    "target_noise": Uniform(0.05, 0.4),
+    "prioritized.exponent": Uniform(0.0, 1.0),
+    "tree_search.epsilon": Uniform(0.0, 0.5),
+    "kl_limits.learning_rate": LogUniform(1e-3, 0.1),
+    "kl_limits.epsilon": LogUniform(0.02, 0.5),
+    "kl_limits.epsilon_mean": LogUniform(5e-4, 0.1),
 }
-_NOISE = Uniform(0.05, 0.5)  # standard deviation of exploration noise
-_SMOOTHING = Uniform(0.05, 0.4)  # standard deviation of the target policy's noise
-
-# Default ranges by algorithm and field. Algorithms that need a dataset (BC, GAIL) are missing, because searches do not
-# accept datasets.
-SPACES: dict[str, dict[str, Range]] = {
-    "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
-    "alphazero": _LEARNER | {"value_cost": Uniform(0.2, 1.0), "tree_search.epsilon": Uniform(0.0, 0.5)},
-    "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
-    "crr": _ACTOR_AND_CRITIC | {"temperature": LogUniform(0.1, 10.0)},
-    "d4pg": _ACTOR_CRITIC | {"noise.std": _NOISE, "prioritized.exponent": Uniform(0.0, 1.0)},
-    "ddpg": _ACTOR_CRITIC | {"noise.std": _NOISE},
-    "dqn": _LEARNER
-    | {
-        "target_update": LogUniform(0.01, 1.0),
-        "max_grad_norm": LogUniform(1.0, 100.0),
-        "prioritized.exponent": Uniform(0.2, 1.0),
-    },
-    "dreamer": {
-        "learning_rate": LogUniform(1e-5, 1e-3),
-        "gamma": _GAMMA,
-        "entropy_cost": LogUniform(1e-5, 1e-2),
-    },
-    "impala": _POLICY_GRADIENT | {"trace_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
-    "iql": _ACTOR_CRITIC | {"expectile": Uniform(0.5, 0.95), "inverse_temperature": LogUniform(0.5, 10.0)},
-    "mpo": {
-        "learning_rate": _RATE,
-        "policy_learning_rate": _RATE,
-        "kl_limits.learning_rate": LogUniform(1e-3, 0.1),
-        "gamma": _GAMMA,
-        "kl_limits.epsilon": LogUniform(0.02, 0.5),
-        "kl_limits.epsilon_mean": LogUniform(5e-4, 5e-2),
-    },
-    "muzero": _LEARNER | {"value_cost": Uniform(0.1, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
-    "ppo": _POLICY_GRADIENT
-    | {"gae_lambda": Uniform(0.8, 1.0), "clip": Uniform(0.1, 0.4), "max_grad_norm": LogUniform(0.3, 5.0)},
-    "pqn": _LEARNER | {"return_lambda": Uniform(0.0, 1.0), "max_grad_norm": LogUniform(1.0, 100.0)},
-    "r2d2": _LEARNER
-    | {
-        "epsilon": Uniform(0.05, 0.6),
-        "max_grad_norm": LogUniform(1.0, 100.0),
-        "prioritized.exponent": Uniform(0.2, 1.0),
-    },
-    "td3": _ACTOR_CRITIC | {"noise.std": _NOISE, "target_noise": _SMOOTHING},
-    "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "noise.std": _NOISE},
-    "vmpo": {
-        "learning_rate": _RATE,
-        "kl_limits.learning_rate": LogUniform(1e-3, 0.1),
-        "gamma": _GAMMA,
-        "gae_lambda": Uniform(0.8, 1.0),
-        "kl_limits.epsilon": LogUniform(0.02, 0.5),
-        "kl_limits.epsilon_mean": LogUniform(1e-3, 0.1),
-    },
+# Further and other ranges by algorithm; an empty one leaves the field out.
+_OF_ALGORITHMS: dict[str, dict[str, Range]] = {
+    "crossq": {"tau": ()},
+    "crr": {"tau": (), "temperature": LogUniform(0.1, 10.0)},
+    "dqn": {"target_update": LogUniform(0.01, 1.0)},
+    "dreamer": {"learning_rate": LogUniform(1e-5, 1e-3), "entropy_cost": LogUniform(1e-5, 1e-2)},
+    "mpo": {"tau": ()},
+    "r2d2": {"epsilon": Uniform(0.05, 0.6)},
+    "vmpo": {"entropy_cost": ()},
 }
-
-
-def _ranges(algo: Algorithm) -> dict[str, Range]:
-    """Return the default ranges of an algorithm: its entry in `SPACES`, or else the ranges of its field groups."""
-    of_groups: dict[str, Range] = {}
-    for group, ranges in _GROUPS.items():
-        if isinstance(algo, group):
-            of_groups |= ranges
-    return SPACES.get(type(algo).__name__.lower(), of_groups)
 
 
 def _is_open(algo: Algorithm, default: Algorithm, path: str) -> bool:
-    """Return whether the setting at a dotted path has an effect and its default value."""
+    """Return whether the setting at a dotted path exists, has an effect and its default value."""
     part, _, name = path.rpartition(".")
-    owner, own = (getattr(thing, part) if part else thing for thing in (algo, default))
-    return owner is not None and has_effect(owner, name, algo) and getattr(owner, name) == getattr(own or owner, name)
+    owner, own = (getattr(thing, part, None) if part else thing for thing in (algo, default))
+    if not hasattr(owner, name) or not has_effect(owner, name, algo):
+        return False
+    return getattr(owner, name) == getattr(own or owner, name)
 
 
 def search_space(
@@ -118,8 +79,9 @@ def search_space(
       ConfigError: a field does not exist or cannot have one of its values, or there are no fields to search.
     """
     default = type(algo)()
-    table = {path: values for path, values in _ranges(algo).items() if _is_open(algo, default, path)}
-    space = table | {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
+    table = RANGES | _OF_ALGORITHMS.get(type(algo).__name__.lower(), {})
+    space = {path: values for path, values in table.items() if values and _is_open(algo, default, path)}
+    space |= {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
     fixed = {name: value for name, value in space.items() if not isinstance(value, Distribution | list | tuple)}
     ranges = {name: values for name, values in space.items() if name not in fixed}
     problems = field_problems(replace(algo, **fixed))

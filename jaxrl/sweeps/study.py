@@ -23,7 +23,6 @@ from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.sweeps.distributions import MOST_TRIALS, Distribution, LogUniform
 from jaxrl.sweeps.search_spaces import Range
 
-_BEGINNING = b'{"settings": '  # start of every line
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     # Running trials count as poor, so that new trials are not close to them.
     "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
@@ -97,7 +96,7 @@ class Study:
             ) from error
 
     def _resume(self, path: Path) -> None:
-        """Read the trials of the file, which is created if missing. A last line that was cut short is ignored.
+        """Read the trials of the file, which is created if missing.
 
         Raises:
           OSError: the file is a link or not a regular file, or cannot be written to.
@@ -107,16 +106,9 @@ class Study:
             data = file.read(files.LARGEST + 1)
         if len(data) > files.LARGEST:
             raise ValueError(f"the file is larger than the limit of {files.LARGEST >> 20} MiB")
-        *self._lines, rest = data.split(b"\n")
+        self._lines = data.splitlines()
         if len(self._lines) > MOST_TRIALS:
             raise ValueError(f"the file has more than {MOST_TRIALS:,} trials")
-        if rest:
-            try:
-                files.parse_json(rest)
-                self._lines.append(rest)
-            except ValueError:  # an earlier version that was killed may have left part of a line
-                if not rest.startswith(_BEGINNING) and not _BEGINNING.startswith(rest):
-                    raise
         for line in self._lines:
             self._add(files.parse_json(line))
 

@@ -14,7 +14,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT, checked_seeds, configurations
+from jaxrl.sweeps.distributions import COUNTS, checked_seeds, configurations
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.sweep_loop import gathered, identity_of, opened_session, settings_problems, train_many
@@ -87,8 +87,7 @@ def sweep(
     """
     devices, mapping = devices_and_mapping(devices, mapping)
     run = RunSettings.of(locals())
-    counts = ("total_steps", "num_samples", "points", "evaluation_episodes", "checkpoint_every")
-    problems = arguments.problems_of(sweep, locals(), **dict.fromkeys(counts, COUNT))
+    problems = arguments.problems_of(sweep, locals(), **COUNTS)
     if problems := problems + settings_problems("a sweep", run, space):
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)

@@ -18,8 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl.core import files, ownership
 from jaxrl.core.config import encode
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.report import Report
-from jaxrl.core.run_state import RunState
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel.multihost import distributed, place
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -80,7 +78,7 @@ class Session:
     Attributes:
       run_dir: the directory of the sweep, or None.
       checkpointers: the checkpointer of each program; None without a directory.
-      display: the progress bar, or None.
+      display: the progress bar.
       began: start of the call, in monotonic seconds.
       done: environment steps of all runs so far.
       timed: seconds and environment steps of the training before each point, unless it included compilation.
@@ -88,7 +86,7 @@ class Session:
 
     run_dir: Path | None
     checkpointers: list[Checkpointer] | list[None]
-    display: ProgressBar | None
+    display: ProgressBar
     began: float = dataclasses.field(default_factory=time.monotonic)
     done: int = 0
     timed: list[tuple[float, int]] = dataclasses.field(default_factory=list)
@@ -146,9 +144,8 @@ def opened_session(
             ]
             if run.overwrite:
                 ownership.remove(run_dir, kind)
-        display = stack.enter_context(ProgressBar()) if run.progress and distributed.is_leader() else None
-        if display is not None:
-            display.start(total, timed=True, phase="compiling")
+        display = stack.enter_context(ProgressBar(visible=run.progress and distributed.is_leader()))
+        display.start(total, timed=True, phase="compiling")
         yield Session(run_dir, checkpointers, display)
 
 
@@ -181,48 +178,78 @@ def train_many(
       KeyboardInterrupt, SystemExit: on a signal, after the runs were saved.
     """
     many.check_memory(algos, run.env, roots)
-    checkpointer, display, env = session.checkpointers[number], session.display, run.env
+    checkpointer, env = session.checkpointers[number], run.env
     borders = [0, *run.steps(points)]
     every = run.settings.checkpoint_every
     every = max(run.settings.total_steps // 10, 1) if every is None else every
     states = many.start(algos, env, roots)
     shapes = jax.eval_shape(lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], states)
-    further = {} if population is None else {"beside": population.record}
-    progress = Progress(states, shapes, borders[1:], checkpointer, every, further)
-    del states  # so that `restore` can free them
-    progress.restore(many.mesh)
-    session.done += borders[progress.points] * many.runs
+    # Allocated for all points, so that shapes do not depend on the number of completed points.
+    record: dict[str, Any] = {"reports": jax.tree.map(lambda x: np.zeros((points, *x.shape), x.dtype), shapes)}
+    record |= {} if population is None else {"beside": population.record}
+    first = 0
+    if checkpointer is not None and not checkpointer.is_empty():
+        runs = NamedSharding(many.mesh, PartitionSpec("runs"))
+        states = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), states)  # frees memory
+        states, first = _restored(checkpointer, states, record, borders)
+    saved = borders[first]
+    session.done += saved * many.runs
     timed = []
     with Signals() as signals:
         since = time.monotonic()
-        for point in range(progress.points, points):
+        for point in range(first, points):
             if population is not None:
                 algos = population.algos(point)
-            length = borders[point + 1] - borders[point]
-            states, report = many.chunk(algos, env, progress.states, length // run.rows, run.total_steps_per_env)
+            step = borders[point + 1]
+            length = step - borders[point]
+            states, report = many.chunk(algos, env, states, length // run.rows, run.total_steps_per_env)
             if checkpointer is not None:
                 signals.hold()  # the chunk is compiled, so there will be a state to save
             report = jax.device_get(report)
             timed.append((time.monotonic() - since, length * many.runs))
             session.done += length * many.runs
-            if display is not None:
-                metrics = {"train/return_mean": _mean_return(report, many.runs)}
-                if len(timed) > 1:  # the first point includes compilation
-                    metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
-                display.update(session.done, metrics)
+            metrics = {"train/return_mean": _mean_return(report, many.runs)}
+            if len(timed) > 1:  # the first point includes compilation
+                metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
+            session.display.update(session.done, metrics)
             if population is not None:
                 states = population.step(point, algos, states, report)
-            progress.add(states, report, signals.received)
+            jax.tree.map(lambda room, x, point=point: room.__setitem__(point, x), record["reports"], report)
+            if checkpointer is not None:
+                received = signals.received
+                if received is not None or step - saved >= every or step == borders[-1]:
+                    checkpointer.save(step, {"states": states} | record)
+                    saved = step
+                if received is not None:
+                    if checkpointer.wait():
+                        where = checkpointer.directory.parent.parent
+                        text = f"saved at step {step} of each run in {where}; the same call resumes from there"
+                        warnings.warn(text, RuntimeWarning, stacklevel=4)
+                    raise _interrupted(received)
             since = time.monotonic()  # saving does not count as training
         if checkpointer is not None:
             checkpointer.wait()
     if signals.received is not None:  # after the last point, which was saved
         raise _interrupted(signals.received)
     session.timed += timed[1:] or timed  # the first point includes compilation
+    reports = record["reports"]
     with np.errstate(invalid="ignore", divide="ignore"):  # means are NaN if no episode ended
-        curves = progress.reports.metrics() | {"failed": progress.reports.failed_at >= 0}
+        curves = reports.metrics() | {"failed": reports.failed_at >= 0}
     curves = {name: np.moveaxis(np.asarray(curve), 0, -1)[: many.runs] for name, curve in curves.items()}
-    return {"failed": curves.pop("failed"), "metrics": curves, "learner": progress.states.learner}
+    return {"failed": curves.pop("failed"), "metrics": curves, "learner": states.learner}
+
+
+def _restored(checkpointer, states, record, borders):
+    """Restore the states from the newest checkpoint, and the record in place; return the states and the next point.
+
+    Raises:
+      CheckpointError: no checkpoint matches this sweep.
+    """
+    saved, step, _ = checkpointer.restore({"states": states} | record)
+    if step not in borders[1:]:
+        raise CheckpointError(f"{checkpointer.directory} contains step {step}, which is not a point of this sweep")
+    jax.tree.map(np.copyto, record, {name: saved[name] for name in record})
+    return saved["states"], borders.index(step)
 
 
 def _mean_return(report, runs):
@@ -235,88 +262,3 @@ def _mean_return(report, runs):
 def _interrupted(number):
     """Return the exception to raise, after the sweep is saved, for the signal that interrupted it."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-
-
-class Progress:
-    """The progress of the runs of one program: their states, and the reports at all points so far.
-
-    Args:
-      states: the initial states of all runs.
-      report: the shapes of the report at a point.
-      steps: the environment steps at each point.
-      checkpointer: the checkpointer that saves the progress; None: nothing is saved.
-      every: environment steps between checkpoints.
-      further: additional arrays to save, allocated for all points; restored in place.
-
-    Attributes:
-      states: the newest states.
-      points: number of completed points.
-    """
-
-    def __init__(
-        self,
-        states: RunState,
-        report: Report,
-        steps: Sequence[int],
-        checkpointer: Checkpointer | None,
-        every: int,
-        further: Mapping[str, Any],
-    ):
-        self.states, self.points = states, 0
-        # Allocated for all points, so that shapes do not depend on the number of completed points.
-        room = jax.tree.map(lambda x: np.zeros((len(steps), *x.shape), x.dtype), report)
-        self._record: dict[str, Any] = {"reports": room, **further}
-        self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
-
-    @property
-    def reports(self) -> Report:
-        """The reports of the completed points, with leaves of shape (points, runs, ...)."""
-        return jax.tree.map(lambda x: x[: self.points], self._record["reports"])
-
-    def restore(self, mesh: jax.sharding.Mesh) -> None:
-        """Restore the newest checkpoint, if there is one.
-
-        Args:
-          mesh: the mesh that the states are sharded over.
-
-        Raises:
-          CheckpointError: no checkpoint matches this sweep.
-        """
-        if self._checkpointer is None or self._checkpointer.is_empty():
-            return
-        runs = NamedSharding(mesh, PartitionSpec("runs"))
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
-        self.states = shapes  # frees the initial states before restoring
-        saved, step, _ = self._checkpointer.restore({"states": shapes} | self._record)
-        if step not in self._steps:
-            raise CheckpointError(
-                f"{self._checkpointer.directory} contains step {step}, which is not a point of this sweep"
-            )
-        self.states, self._saved, self.points = saved["states"], step, self._steps.index(step) + 1
-        jax.tree.map(np.copyto, self._record, {name: saved[name] for name in self._record})
-
-    def add(self, states: RunState, report: Report, signal_number: int | None) -> None:
-        """Add a point; save if a checkpoint is due, if the point is the last one, or if a signal arrived.
-
-        Args:
-          states: states of all runs at the point.
-          report: report since the previous point.
-          signal_number: the signal that ends the sweep, or None.
-
-        Raises:
-          KeyboardInterrupt, SystemExit: a signal arrived; the sweep was saved.
-        """
-        jax.tree.map(lambda room, x: room.__setitem__(self.points, x), self._record["reports"], report)
-        self.states, step = states, self._steps[self.points]
-        self.points += 1
-        if self._checkpointer is None:
-            return
-        if signal_number is not None or step - self._saved >= self._every or step == self._steps[-1]:
-            self._checkpointer.save(step, {"states": states} | self._record)
-            self._saved = step
-        if signal_number is not None:
-            if self._checkpointer.wait():
-                where = self._checkpointer.directory.parent.parent
-                text = f"saved at step {step} of each run in {where}; the same call resumes from there"
-                warnings.warn(text, RuntimeWarning, stacklevel=5)
-            raise _interrupted(signal_number)

@@ -1,7 +1,7 @@
 """Tables of results: as text, CSV, Markdown and pandas data frames."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from jaxrl.plots.chart import Chart
 
-_DIGITS = 4  # significant digits of the largest number of a column
-_OF_DIFFERENCES = 2  # significant digits of the difference between the largest and the smallest number
-_MOST = 7  # significant digits of a float32
-_WIDEST = 12  # maximum digits on either side of the decimal point; wider numbers are written with an exponent
+# Columns of numbers that are formatted for comparison.
+_COMPARED = ("IQM", "low", "high", "mean", "std", "min", "max", "training", "score", "return")
+_DIGITS = 5  # significant digits of the largest number of a column
+_WIDEST = 10  # powers of ten from which numbers are written with an exponent
 
 
 class Tabulated:
@@ -32,9 +32,10 @@ class Tabulated:
         """Return the results as a text table, the best first.
 
         The score of a run in a sweep is the mean return of its final evaluation. The columns "IQM" to "max" are
-        statistics of the scores over seeds; "training" is the interquartile mean of the last returns in training.
+        statistics of the scores over seeds, with the 95 % bootstrap interval of the interquartile mean from "low" to
+        "high"; "training" is the interquartile mean of the last returns in training.
         """
-        return aligned(self._cells())
+        return aligned(cells(self._rows()))
 
     def importance(self) -> dict[str, float]:
         """Return the share of the variance of scores that each setting explains (`jaxrl.plots.importance`).
@@ -54,8 +55,8 @@ class Tabulated:
         """
         return plot_parallel(*self._settings_and_scores(), path, title=self.title)
 
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the table, the best first."""
         raise NotImplementedError
 
     def _settings_and_scores(self) -> tuple[list[dict[str, Any]], list[float]]:
@@ -70,23 +71,14 @@ def short(value: Any) -> str:
 def significant(values: Sequence[float]) -> list[str]:
     """Format a column of numbers with the same number of decimals, for comparison.
 
-    The largest number has at least four significant digits, and the difference between the largest and the smallest has
-    two, up to the precision of float32. Columns of very large or very small numbers are written with exponents.
+    The largest number has five significant digits. Columns of very large or very small numbers have exponents.
     """
     numbers = np.asarray(values, float)
-    finite = numbers[np.isfinite(numbers)]
-    largest, spread = (
-        (float(np.abs(finite).max()), float(finite.max() / 2 - finite.min() / 2)) if finite.size else (0, 0)
-    )
+    largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
     magnitude = math.floor(math.log10(largest)) if largest > 0 else 0
-    decimals = _DIGITS - 1 - magnitude
-    if spread > 0:
-        decimals = max(
-            decimals, min(_OF_DIFFERENCES - 1 - math.floor(math.log10(2) + math.log10(spread)), _MOST - 1 - magnitude)
-        )
-    if decimals > _WIDEST or magnitude >= _WIDEST:
-        return [f"{x:.{_MOST - 1}e}" for x in numbers]
-    return [f"{x:.{max(decimals, 0)}f}" for x in numbers]
+    if abs(magnitude) >= _WIDEST:
+        return [f"{x:.{_DIGITS - 1}e}" for x in numbers]
+    return [f"{x:.{max(_DIGITS - 1 - magnitude, 0)}f}" for x in numbers]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -103,20 +95,24 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])
 
 
-def cells(rows: Sequence[Mapping[str, Any]], compared: Collection[str]) -> list[list[str]]:
-    """Return a header and the rows as text cells; the columns in `compared` are formatted by `significant`."""
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a header and the rows as text cells; the columns in `_COMPARED` are formatted by `significant`.
+
+    Problems and the scores of single seeds are left out.
+    """
     columns = {
-        name: significant([row[name] for row in rows]) if name in compared else [short(row[name]) for row in rows]
+        name: significant([row[name] for row in rows]) if name in _COMPARED else [short(row[name]) for row in rows]
         for name in rows[0]
+        if name != "problem" and not name.startswith("seed ")
     }
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
-def write_tables(path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[Sequence[str]]) -> None:
-    """Write rows to `path`.csv and cells to `path`.md."""
+def write_tables(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows to `path`.csv, and as text cells to `path`.md."""
     write_csv(path.with_suffix(".csv"), rows)
     with files.replacing(path.with_suffix(".md")) as file:
-        file.write(markdown(cells) + "\n")
+        file.write(markdown(cells(rows)) + "\n")
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -25,13 +25,13 @@ from jaxrl.run.directory import run_directory, sweep_directory
 from jaxrl.run.directory.sweep_directory import Trial
 from jaxrl.run.loop.progress import ProgressBar
 from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.distributions import COUNT, MOST_TRIALS, checked_seeds
+from jaxrl.sweeps.distributions import COUNTS, MOST_TRIALS, checked_seeds
 from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search_spaces import ends, search_space
 from jaxrl.sweeps.sweep_loop import identity_of, settings_problems
-from jaxrl.sweeps.tables import Tabulated, cells, data_frame, short, write_tables
+from jaxrl.sweeps.tables import Tabulated, data_frame, short, write_tables
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TuneResult(Tabulated):
             ownership.check_output(path / name, "table")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_tables(path / "trials", self._rows(), self._cells())
+            write_tables(path / "trials", self._rows())
             self.plot(path / "trials.png")
         except OSError as error:
             raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
@@ -125,13 +125,6 @@ class TuneResult(Tabulated):
             | {"evaluations": len(trial.returns), "ended": trial.ended, "problem": trial.problem}
             for place, trial in ranked
         ]
-
-    def _cells(self) -> list[list[str]]:
-        """Return the rows of the table, the first of which is the header, as lists of text cells."""
-        rows = self._rows()
-        for row in rows:
-            del row["problem"]
-        return cells(rows, ["return"])
 
 
 @interrupts.interruptible
@@ -174,7 +167,7 @@ def tune(
     `max_concurrent=1` the search is the same as without Ray. If the process of a trial is lost, the trial counts as
     failed and the search continues.
 
-    The default search spaces are in `jaxrl.sweeps.search_spaces.SPACES`. Fields of `algo` that differ from their
+    The default ranges of fields are in `jaxrl.sweeps.search_spaces.RANGES`. Fields of `algo` that differ from their
     defaults are not searched. This function needs Optuna: `pip install 'jaxrl[tune]'`.
 
     Args:
@@ -224,21 +217,12 @@ def tune(
     from jaxrl.sweeps.study import Study
 
     run = RunSettings.of(locals())
-    wrong = arguments.problems_of(
-        tune,
-        locals(),
-        total_steps=COUNT,
-        trials=COUNT | {"high": MOST_TRIALS},
-        search={"choices": get_args(Search)},
-        pruner={"choices": get_args(Pruner)},
-        devices=COUNT,
-        backend={"choices": get_args(Backend)},
-        cpus_per_run={"low": 0},
-        gpus_per_run={"low": 0},
-        max_concurrent=COUNT,
-        evaluate_every=COUNT,
-        evaluation_episodes=COUNT,
+    limits_of = (
+        COUNTS
+        | {"trials": {"low": 1, "high": MOST_TRIALS}}
+        | dict.fromkeys(("cpus_per_run", "gpus_per_run"), {"low": 0})
     )
+    wrong = arguments.problems_of(tune, locals(), **limits_of)
     problems = wrong + settings_problems("a search", run, space)
     if run.topology is not None and run.num_envs is not None:
         problems.append(f"num_envs={run.num_envs} is not allowed with topology={run.topology}; set it in the topology")
@@ -293,15 +277,13 @@ def tune(
         if path is not None:
             stack.callback(_leave, study, title, path.parent)
         training = _Training(run, seeds, devices, mapping, keep)
-        display = stack.enter_context(ProgressBar(unit="trials")) if run.progress else None
-        if display is not None:
-            display.note(f"searched: {', '.join(ranges)}")
-            display.start(trials, len(study.trials()))
+        display = stack.enter_context(ProgressBar(unit="trials", visible=run.progress))
+        display.note(f"searched: {', '.join(ranges)}")
+        display.start(trials, len(study.trials()))
 
         def report(number, trial):
-            if display is not None:
-                display.note(_line(number, trial))
-                display.update(len(study.trials()))
+            display.note(_line(number, trial))
+            display.update(len(study.trials()))
 
         while len(study.trials()) < trials:
             if backend == "ray":

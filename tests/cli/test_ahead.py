@@ -48,7 +48,7 @@ def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     (row,) = [line for line in printed if line.split()[:1] == [main_program]]
     assert row.count("B") == 4 and not row.endswith("-"), "bytes of arguments, outputs, temporaries, peak; FLOPs"
     *_, memory, kept = printed
-    assert re.fullmatch(r"peak memory per device: [\d.]+ [kM]?B, in program \w+", memory)
+    assert re.fullmatch(r"peak memory per device: [\d.]+ ([KM]i)?B, in program \w+", memory)
     assert f"stored in {tmp_path / 'cache'}" in kept
     # With another number of steps, evaluations and checkpoints on the way, and a resume.
     later, _ = run(tmp_path / "cache", command("train", "640"), command("train", "960"))

@@ -60,6 +60,7 @@ def test_help_is_written_without_pythons_names():
 def test_help_begins_with_an_example_and_what_is_required(said):
     printed = said("train", "ppo", "--help")
     places = [printed.index(text) for text in ("jaxrl train ppo --env", "usage:", "required options", "PPO options")]
+    places += [printed.index(text) for text in ("run options", "evaluation and files options")]
     assert places == sorted(places)
     required = printed[places[2] : places[3]]
     assert "--env TEXT" in required and "--total-steps N" in required and required.count("(required)") == 2
@@ -92,8 +93,6 @@ def test_help_is_a_command(said, words):
     "text, meant",
     [
         ("mlp:64:64", "mlp:64,64"),
-        ("MLP:64:64", "mlp:64,64"),
-        ("mlp:64:64:64", "mlp:64,64,64"),
         ("mlp:64:64:relu", "mlp:64,64:relu"),
         ("mlp:256,128:64", "mlp:256,128,64"),
     ],

@@ -12,8 +12,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin
 from PIL import Image
 
 import jaxrl
-from jaxrl.cli import doctor, runs
-from jaxrl.cli.training import prepare
+from jaxrl.cli import doctor
 from jaxrl.core import ownership
 from jaxrl.core.errors import JaxrlError
 from jaxrl.data.staging import Staging
@@ -146,7 +145,6 @@ def test_what_was_written_before_there_was_a_mark_is_known(tmp_path):
     assert ownership.is_own(tmp_path / "a.png", "png") and ownership.is_own(tmp_path / "a.gif", "gif")
 
 
-WORDS = ("ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9")
 # By name, what writes such a file; those that do here are written twice.
 OUTPUTS = {
     "a.png": lambda out: plot_run([{"step": 1}], out),
@@ -161,7 +159,6 @@ OUTPUTS = {
     "policy.onnx": lambda out: export_policy(old_runs(), out, to="onnx"),
     "device.json": lambda out: doctor.describe_device(out),
     "trials.md": lambda out: tune.TuneResult([], "").save(out.parent),
-    "table.txt": lambda out: prepare(runs.read("tune", [*WORDS, "--out", str(out)])),
 }
 TWICE = ("a.png", "a.svg", "report.html", "rows.jsonl", "a.gif")
 

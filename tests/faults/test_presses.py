@@ -187,7 +187,7 @@ def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place
 
 def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path):
     words = command("sweep", tmp_path / "run")
-    code, said = pressed('instead("jaxrl.sweeps.sweep_loop", "Progress.add", press_once)', *words)
+    code, said = pressed('instead("jaxrl.run.directory.checkpoint", "Checkpointer.save", press_once)', *words)
     assert code == 130, said
     assert checkpoint.read_manifest(tmp_path / "run" / "program-0" / "checkpoints").step > 0
     python("-m", "jaxrl", *words)

@@ -88,18 +88,10 @@ def test_an_environment_has_a_panel_and_the_legend_is_shared():
     figure = plot_runs([*PICTURES["two algorithms in two environments"], run("a2c", seed=7)], resamples=20)
     assert [axes.get_title() for axes in figure.axes] == ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar"]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["PPO (3 seeds)", "A2C (3 to 4 seeds)"]
+    assert [text.get_text() for text in legend.get_texts()] == ["PPO (3 runs)", "A2C (3 to 4 runs)"]
     colors = [[line.get_color() for line in axes.get_lines()] for axes in figure.axes]
     assert colors[0] == colors[1] and len(set(colors[0])) == 2
     assert [len(axes.collections) for axes in figure.axes] == [2, 2], "each curve has a band"
-
-
-def test_a_long_legend_has_abbreviations_and_what_they_mean():
-    figure = plot_runs(PICTURES["a grid of twelve"], resamples=20)
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts[0] == "lr=0.0001, rl=32 (2 seeds)" and len(set(texts)) == 12
-    assert "lr=learning_rate, rl=rollout_length" in figure.texts[0].get_text()
 
 
 def test_of_many_curves_the_legend_says_how_many_it_leaves_out():

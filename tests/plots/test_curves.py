@@ -17,6 +17,7 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.plots import curves, statistics
 from jaxrl.plots.curves import Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs, plot_trials
+from jaxrl.plots.labels import grouped
 from jaxrl.run import plotting
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -35,16 +36,6 @@ def test_bootstrap_interval_against_every_resample():
     exact = [np.mean(picks) for picks in itertools.product(scores, repeat=3)]
     low, high = bootstrap_interval([scores], confidence=0.8, resamples=40_000)
     np.testing.assert_allclose([low, high], np.percentile(exact, [10, 90]), atol=1e-9)
-
-
-@pytest.mark.long
-def test_bootstrap_agrees_with_a_plain_loop():
-    rng = np.random.default_rng(1)
-    scores = np.random.default_rng(0).normal(size=(30, 4)) + [0, 1, 2, 3]
-    low, high = bootstrap_interval([scores], resamples=20_000)
-    found = [interquartile_mean(scores[rng.integers(30, size=30)]) for _ in range(5_000)]
-    reference = np.percentile(found, [2.5, 97.5], axis=0)
-    np.testing.assert_allclose([low, high], reference, atol=0.03)
 
 
 def test_resampling_keeps_to_its_stratum():
@@ -90,12 +81,6 @@ def test_runs_are_interpolated_between_their_own_points_only():
     steps, values = statistics.align([first, second])
     np.testing.assert_array_equal(steps, [0, 50, 100, 150, 200])
     np.testing.assert_array_equal(values, [[0.0, 0.5, 1.0, 1.5, 2.0], [nan, 5.0, 6.0, 7.0, nan]])
-    found = statistics.summarize([first, second], resamples=200)
-    np.testing.assert_array_equal(found.center, [0.0, 2.75, 3.5, 4.25, 2.0])
-    np.testing.assert_array_equal(np.isfinite(found.low), [False, True, True, True, False])
-    apart = statistics.summarize([first, (np.array([300.0]), np.array([1.0]))])
-    np.testing.assert_array_equal(apart.steps, [0, 100, 200, 300])
-    np.testing.assert_array_equal(apart.center, [0, 1, 2, 1])
 
 
 RUNS = st.lists(
@@ -128,17 +113,35 @@ def test_long_curves_of_several_runs_are_thinned_and_keep_their_ends():
     assert len(statistics.align(runs[:1])[0]) == 4000, "a single run is drawn as it is"
 
 
-def test_a_run_that_is_there_twice_counts_once():
-    first = run(0)
-    (axes,) = plot_runs([first, first, run(1, values=(1.0, 2.0, 4.0))], resamples=50).axes
-    assert [line.get_label() for line in axes.get_lines()] == ["PPO (2 seeds)"]
-    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [0.5, 1.5, 3.0])
+FIRST, LONGER = run(0), run(0, values=(1.0, 2.0, 4.0))
 
 
-def test_other_curves_of_a_seed_are_runs_and_no_more_seeds():
-    longer = run(0, values=(1.0, 2.0, 4.0))
-    (axes,) = plot_runs([run(0), longer, run(1)], resamples=50).axes
-    assert [line.get_label() for line in axes.get_lines()] == ["PPO (3 runs)"]
+@pytest.mark.parametrize(
+    ("runs", "labels", "caption"),
+    [
+        ([FIRST, FIRST, run(1)], ["PPO"], "over 2 runs"),  # what is there twice counts once
+        ([FIRST, LONGER, run(1)], ["PPO"], "over 3 runs"),
+        ([FIRST, run(1), run(0, 0.9), run(1, 0.9)], ["gamma=0.99", "gamma=0.9"], "over 2 runs"),
+        ([FIRST, run(1), run(0, 0.9)], ["gamma=0.99 (2 runs)", "gamma=0.9 (1 run)"], "over runs"),
+        (
+            [FIRST, run(1), run(gamma=0.9, steps=(0,), values=(None,))],
+            ["gamma=0.99 (2 runs)", "gamma=0.9 (no values)"],
+            "over runs",
+        ),
+    ],
+)
+def test_a_legend_has_what_differs_and_the_caption_what_all_share(runs, labels, caption):
+    figure = plot_runs(runs, resamples=20)
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == labels
+    legends = [[text.get_text() for text in legend.get_texts()] for legend in figure.legends]
+    assert legends == ([labels] if len(labels) > 1 else []) and caption in figure.texts[0].get_text()
+
+
+def test_a_configuration_has_one_style_in_the_pictures_of_all_and_of_some():
+    groups = grouped([run(0, gamma) for gamma in (0.9, 0.95, 0.99)])
+    whole, some = (plot_runs(drawn).axes[0].get_lines() for drawn in (groups, groups[2:]))
+    assert [line.get_color() for line in whole][2:] == [line.get_color() for line in some]
+    assert len({line.get_color() for line in whole}) == 3
 
 
 def test_rows_without_the_metric_are_left_out():
@@ -147,15 +150,13 @@ def test_rows_without_the_metric_are_left_out():
     assert (steps.tolist(), values.tolist()) == ([1.0], [1.0])
 
 
-def test_a_picture_is_drawn_of_many_runs(tmp_path):
+def test_a_notebook_shows_the_picture_that_is_saved(tmp_path):
     runs = [run(seed, gamma, values=(0, seed, 2 * seed)) for seed in range(3) for gamma in (0.9, 0.99)]
     path = tmp_path / "plots" / "curves.png"
     chart = plot_runs(runs, path, resamples=100)
     assert chart.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
-    picture = matplotlib.image.imread(path)
-    assert picture.std() > 0.05
-    again = io.BytesIO(plot_runs(runs, resamples=100)._repr_png_())
-    np.testing.assert_array_equal(matplotlib.image.imread(again), picture)
+    again = matplotlib.image.imread(io.BytesIO(plot_runs(runs, resamples=100)._repr_png_()))
+    np.testing.assert_array_equal(again, matplotlib.image.imread(path))
 
 
 def test_a_picture_is_drawn_of_a_run_directory(tmp_path):
@@ -183,7 +184,7 @@ def test_a_run_from_before_a_field_is_of_the_configuration_with_its_default(tmp_
         (tmp_path / str(seed) / "config.json").write_text(json.dumps(config))
         (tmp_path / str(seed) / "metrics.jsonl").write_text(json.dumps({"step": 1, curves.TRAINING: seed}))
     (axes,) = plotting.plot_runs([tmp_path / str(seed) for seed in range(3)], tmp_path / "x.png").axes
-    assert [line.get_label() for line in axes.get_lines()] == ["clip=0.2 (2 seeds)", "clip=0.3 (1 seed)"]
+    assert [line.get_label() for line in axes.get_lines()] == ["clip=0.2 (2 runs)", "clip=0.3 (1 run)"]
 
 
 def test_bad_input_is_told(tmp_path):
@@ -196,7 +197,6 @@ def test_bad_input_is_told(tmp_path):
     refused(lambda: plot_runs([Run("empty", {}, [])], tmp_path / "x.png"), "train/return_mean in empty")
     (axes,) = plot_runs([run(steps=(0,), values=(None,)), run(1, steps=(0,), values=(None,))]).axes
     assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]
-    refused(lambda: plot_runs([run()], tmp_path / "x.png", confidence=95), "confidence=95")
     assert not list(tmp_path.iterdir())
 
 
@@ -208,12 +208,6 @@ def test_a_metric_that_nobody_has_offers_those_with_its_name(metric, meant):
     row = {"step": 1, "update/entropy": 1.0, "update/policy_loss": 1.0, "train/return_mean": 2.0, "seconds": 0.1}
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         plot_runs([Run("one", {}, [row])], metric=metric)
-
-
-def test_configurations_without_the_metric_are_named_as_such():
-    other = run(gamma=0.9, steps=(0,), values=(None,))
-    (axes,) = plot_runs([run(0), run(1), other], resamples=50).axes
-    assert [line.get_label() for line in axes.get_lines()] == ["gamma=0.99 (2 seeds)", "gamma=0.9 (no values)"]
 
 
 def test_the_best_of_trials_so_far(tmp_path):

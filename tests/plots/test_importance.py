@@ -14,14 +14,6 @@ from jaxrl.plots.importance import importance, plot_parallel
 GRID = [{"a": a, "b": b, "c": c} for a, b, c in itertools.product([1, 2, 3], [0.1, 1.0], ["x", "y"])]
 
 
-def test_shares_of_an_additive_function_are_those_of_its_variances():
-    scores = [3.0 * one["a"] + 2.0 * (one["c"] == "x") for one in GRID]
-    of_a, of_c = 9 * np.var([1, 2, 3]), 4 * np.var([0, 1])
-    found = importance(GRID, scores)
-    assert list(found) == ["a", "c", "b"]
-    assert found == pytest.approx({"a": of_a / (of_a + of_c), "c": of_c / (of_a + of_c), "b": 0.0})
-
-
 def test_shares_of_a_full_grid_are_its_analysis_of_variance():
     """By means over the grid, with no fit: balanced, the sums of squares of settings do not depend on each other."""
     runs = GRID * 3  # seeds
@@ -61,22 +53,6 @@ def test_what_chance_explains_is_none():
     assert np.mean(shares) < 0.05, "without the correction it is a tenth"
 
 
-def test_the_order_is_that_of_optunas_importances():
-    optuna = pytest.importorskip("optuna")
-    rng = np.random.default_rng(3)
-    study = optuna.create_study(direction="maximize")
-    ranges = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in "abc"}
-    runs, scores = [], []
-    for _ in range(100):
-        runs.append({name: float(rng.uniform()) for name in "abc"})
-        scores.append(-5 * (runs[-1]["b"] - 0.8) ** 2 - (runs[-1]["a"] - 0.5) ** 2 + 0.01 * rng.normal())
-        study.add_trial(optuna.trial.create_trial(params=runs[-1], distributions=ranges, value=scores[-1]))
-    theirs = optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(evaluate_on_local=False)
-    )
-    assert list(importance(runs, scores)) == sorted(theirs, key=lambda name: -theirs[name])
-
-
 def test_too_few_runs_tell_nothing():
     assert importance([{"a": 1}, {"a": 2}], [1.0, 2.0]) == {}
     assert importance(GRID, [1.0] * len(GRID)) == importance(GRID, [np.nan] * len(GRID)) == importance([], []) == {}
@@ -97,12 +73,15 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(rows=ROWS)
-def test_shares_are_shares_whatever_was_tried(rows):
-    found = importance([tried for tried, _ in rows], [score for _, score in rows])
+def test_shares_are_shares_whatever_was_tried_and_it_can_be_drawn(rows):
+    runs, scores = [tried for tried, _ in rows], [score for _, score in rows]
+    found = importance(runs, scores)
     assert all(0 <= share <= 1 for share in found.values())
     assert list(found.values()) == sorted(found.values(), reverse=True)
+    plot_parallel(runs, scores)
 
 
 # --- parallel coordinates ------------------------------------------------------------------------------------------
@@ -152,13 +131,6 @@ def test_a_picture_without_runs_says_so(tmp_path):
     (axes,) = plot_parallel([{"a": 1}], [np.nan]).axes
     assert "no run has a score" in [text.get_text() for text in axes.texts]
     refused(lambda: plot_parallel([{"a": 1}], [1.0], tmp_path / "x.zzz"), "unknown image format")
-
-
-@pytest.mark.long
-@settings(max_examples=20)
-@given(rows=ROWS)
-def test_whatever_was_tried_can_be_drawn(rows):
-    plot_parallel([tried for tried, _ in rows], [score for _, score in rows])
 
 
 def test_random_draws_with_several_seeds_are_cut_into_groups():

@@ -12,7 +12,7 @@ from jaxrl.plots.labels import Run
 PPO = {"type": "algorithm:ppo", "learning_rate": 3e-4, "gamma": 0.99, "rollout_length": 128, "clip": 0.2}
 PPO |= {"network": {"type": "network:actorcritic", "torso": {"type": "torso:mlp", "widths": [64, 64]}}}
 A2C = {"type": "algorithm:a2c", "learning_rate": 7e-4, "gamma": 0.99}
-BOX = {"type": "space:box", "low": -1.0}
+BOX, WIDE = {"type": "space:box", "low": -1.0}, {"type": "space:box", "low": -2.0}
 
 
 def run(algorithm=PPO, environment="CartPole-v1", seed=0, suite="gymnax", **settings):
@@ -29,13 +29,13 @@ def run(algorithm=PPO, environment="CartPole-v1", seed=0, suite="gymnax", **sett
 
 
 def found(*runs):
-    return labels.labels(labels.grouped(runs))[0]
+    return labels.labels(labels.grouped(runs))
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_curve_of_the_algorithms_name():
     groups = labels.grouped([run(seed=0), run(A2C, seed=0), run(seed=1)])
     assert [[one.seed for one in group.runs] for group in groups] == [[0, 1], [0]]
-    assert labels.labels(groups) == (["PPO", "A2C"], "")
+    assert labels.labels(groups) == ["PPO", "A2C"]
     assert found(run(), run(seed=1)) == ["PPO"]
 
 
@@ -72,27 +72,22 @@ def test_titles_are_what_all_runs_share():
             [{"network__torso": {"type": "torso:mlp", "widths": [64]}}, {"network__torso": {"type": "torso:cnn"}}],
             ["torso=mlp", "torso=cnn()"],
         ),
+        # Fields of one name are told apart by what they are of.
+        (
+            [{"clip": 0.1, "topology__clip": 1}, {"clip": 0.3, "topology__clip": 2}],
+            ["algorithm.clip=0.1, topology.clip=1", "algorithm.clip=0.3, topology.clip=2"],
+        ),
+        # Spaces follow from other settings, and are named where nothing else differs.
+        (
+            [{}, {"environment__observation_space": WIDE, "environment__parameters__gravity": 1.0}],
+            ["gravity=9.8", "gravity=1"],
+        ),
+        ([{}, {"environment__observation_space": WIDE}], ["low=-1", "low=-2"]),
     ],
 )
 def test_settings_are_written_as_briefly_as_tells_them_apart(settings, texts):
     runs = [run(**{f"algorithm__{k}" if k.startswith("network") else k: v for k, v in one.items()}) for one in settings]
     assert found(*runs) == texts
-
-
-def test_fields_of_one_name_are_told_apart_by_what_they_are_of():
-    runs = [run(), run(clip=0.1, topology__clip=1), run(clip=0.3, topology__clip=2)]
-    assert found(*runs) == [
-        "algorithm.clip=0.2",
-        "algorithm.clip=0.1, topology.clip=1",
-        "algorithm.clip=0.3, topology.clip=2",
-    ]
-
-
-def test_spaces_follow_from_other_settings_and_are_named_where_nothing_else_differs():
-    wide = {"type": "space:box", "low": -2.0}
-    both = [run(), run(environment__observation_space=wide, environment__parameters__gravity=1.0)]
-    assert found(*both) == ["gravity=9.8", "gravity=1"]
-    assert found(run(), run(environment__observation_space=wide)) == ["low=-1", "low=-2"]
 
 
 VALUES = st.one_of(st.integers(-3, 3), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=3))
@@ -104,7 +99,7 @@ NAMES = st.sampled_from(["learning_rate", "gamma", "epochs", "value_learning_rat
 def test_different_configurations_have_different_labels(configs):
     groups = labels.grouped([Run(str(i), {"algorithm": config}, []) for i, config in enumerate(configs)])
     with_all = [group for group in groups if set(group.runs[0].config["algorithm"]) == set(configs[0])]
-    names, _ = labels.labels(with_all)
+    names = labels.labels(with_all)
     assert len(set(names)) == len(with_all)
 
 
@@ -116,5 +111,5 @@ PARTS = st.sampled_from(["algorithm", "environment", "topology", "type", "suite"
 @given(st.lists(st.dictionaries(PARTS, JSON | st.dictionaries(PARTS, JSON)), min_size=1, max_size=5))
 def test_whatever_a_configuration_holds_it_has_a_label(configs):
     runs = [Run(str(number), config, []) for number, config in enumerate(configs)]
-    names, _ = labels.labels(labels.grouped(runs))
+    names = labels.labels(labels.grouped(runs))
     assert all(isinstance(name, str) for name in names) and isinstance(labels.title(runs), str)

@@ -128,13 +128,6 @@ def test_the_command_prints_the_report(tpu_compiler, capsys, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_flags_without_meaning_for_a_target_are_refused(capsys):
-    words = ["compile", "ppo", "--env", "probe:Truncated", "--target", "v5e:2x2", "--record", "data/rows", "--launch"]
-    assert main.main([*words, "processes:2"]) == 2
-    told = capsys.readouterr().err
-    assert "--record cannot be used with --target" in told and "--launch cannot be used with --target" in told
-
-
 def test_many_hosts_worth_of_chips_and_an_image_torso(tpu_compiler):  # noqa: F811
     report = jaxrl.compile_for("v5e:16x16", PPO, "gymnax:CartPole-v1", num_envs=4096, evaluation_episodes=256)
     assert report.devices == 256 and report["chunk"].iteration.all_collectives()["all-reduce"] >= 1

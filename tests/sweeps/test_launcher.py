@@ -1,10 +1,8 @@
 """Experiments side by side: what each left behind, gathered; those that fail disturb none, and none is run twice."""
 
 import json
-import os
-import time
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from helpers import clusters
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
@@ -15,13 +13,13 @@ from jaxrl.cli import main, sweep
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.run.loop.run_loop import Loop
 from jaxrl.sweeps import launcher
-from jaxrl.sweeps.launcher import Experiments, launch
+from jaxrl.sweeps.launcher import launch
 
 PLAIN = PPO.replace(learning_rate=1e-2)
-SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
+SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "progress": False}
 
 
-started, cluster = clusters.fixtures(num_gpus=2)  # two accelerators: Ray counts as many as it is told
+started, cluster = clusters.fixtures()
 
 
 @pytest.mark.long
@@ -49,51 +47,11 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     found.save(tmp_path / "elsewhere")
     assert_equal(jaxrl.load(tmp_path / "elsewhere").actor, jaxrl.load(run_dir).actor)
     losses = [row["update/value_loss"] for row in alone.metrics if "update/value_loss" in row]
-    assert found.metrics["update/value_loss"][0, 0, -1] == pytest.approx(losses[-1], rel=1e-5)
+    assert found.records()[0].final_metrics()["update/value_loss"] == pytest.approx(losses[-1], rel=1e-5)
 
     monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("ran what had ended"))
     again = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2], **SETTINGS)
     assert again.scores.tolist() == found.scores[:1].tolist() and not again.errors
-
-
-def looking_around(folder, together):
-    """In place of a run: what Ray gave it, and who else is at work; waits for a second one to begin if `together`."""
-
-    def experiment(settings, gpu):  # in another process, which may not import this module
-        import ray
-
-        number = str(settings.seed)
-        (folder / "at work" / number).touch()
-        (folder / "begun" / number).touch()
-        while together and len(list((folder / "begun").iterdir())) < 2:
-            time.sleep(0.01)
-        time.sleep(0.5)  # long enough for another one to begin, if it may
-        given = ray.get_runtime_context().get_assigned_resources()
-        told = {"given": given, "gpu": gpu, "devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-        told["others"] = [path.name for path in (folder / "at work").iterdir() if path.name != number]
-        (folder / "at work" / number).unlink()
-        (folder / f"{number}.json").write_text(json.dumps(told))
-
-    for name in ("begun", "at work"):
-        (folder / name).mkdir(parents=True)
-    return experiment
-
-
-@pytest.mark.long
-@pytest.mark.skipif("RAY_ADDRESS" in os.environ, reason="of a cluster of two processors and two accelerators")
-def test_experiments_have_the_processors_and_accelerators_that_they_ask_for(cluster, tmp_path, monkeypatch):
-    def told(name, count, together, **resources):
-        monkeypatch.setattr(launcher, "_experiment", looking_around(tmp_path / name, together))
-        launch(PLAIN, ENV, run_dir=tmp_path / name / "runs", seeds=count, **SETTINGS, **resources)
-        return [read_json(tmp_path / name / f"{number}.json") for number in range(count)]
-
-    for run in told("apart", 2, False, cpus_per_run=2.0):
-        assert run["given"] == {"CPU": 2.0} and not run["gpu"] and not run["others"]
-    one, other = told("together", 2, True, cpus_per_run=0.5, gpus_per_run=1.0)
-    for run in (one, other):
-        assert run["given"] == {"CPU": 0.5, "GPU": 1.0} and run["gpu"]
-    assert one["others"] or other["others"], "two at once"
-    assert {one["devices"], other["devices"]} == {"0", "1"}
 
 
 # --- without a cluster -----------------------------------------------------------------------------------------------
@@ -129,22 +87,6 @@ def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
         launch(PLAIN, ENV, run_dir=tmp_path / "runs", **SETTINGS | {"clip": [0.1], "seeds": 2})
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--backend", "ray"], "--backend ray needs --run-dir"),
-        (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping cannot be used with --backend ray"),
-        (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite cannot be used with --backend ray"),
-        (["--overwrite"], "overwrite needs run_dir="),
-        (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run cannot be used with --backend jax"),
-    ],
-)
-def test_flags_of_one_backend_are_not_for_the_other(flags, words, capsys):
-    command = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", *flags]
-    assert main.main(command) == 2
-    assert words in capsys.readouterr().err
-
-
 class _Launched(Exception):
     """Something was to be run."""
 
@@ -158,10 +100,9 @@ def ended(tmp_path_factory):
     """The directory of experiments of which one, clip=0.2 and seed 5, has ended: as `train` describes it."""
     root = tmp_path_factory.mktemp("ended")
     run_dir = root / "clip=0.2" / "seed=5"
-    settings = {name: value for name, value in SETTINGS.items() if name != "points"}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Loop, "train", lambda *_: None)  # what matters here is config.json
-        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **settings)
+        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **SETTINGS)
     record = {"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0, "total_steps": 2 * ROWS}
     (run_dir / "result.json").write_text(json.dumps(record))
     return root
@@ -201,10 +142,9 @@ def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
 
     def launched(algo, env, *, run_dir, **others):
         sweeps.append((env.name, run_dir, others["clip"], others["seeds"]))
-        return Experiments([], [], np.zeros((0, 0)), {}, np.zeros((0, 0, 1)), np.zeros((0, 0)), [], 0.0, 0.0, [])
+        return SimpleNamespace(table=lambda: "a table", wall_seconds=0.0, steps_per_second=0.0)
 
     monkeypatch.setattr(sweep, "launch", launched)
-    monkeypatch.setattr(Experiments, "table", lambda self: "a table")
     words = ["sweep", "ppo", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
     words += ["env=gymnax:CartPole-v1,gymnasium:Pendulum-v1", "--seeds", "2", "--run-dir", str(tmp_path / "search")]
     assert main.main([*words, "--backend", "ray"]) == 0
@@ -252,11 +192,3 @@ def test_names_of_directories_tell_configurations_apart():
     assert launcher._name({}) == "defaults"
     long = [launcher._name({"network": f"{'x' * 300}/{number}"}) for number in range(2)]
     assert long[0] != long[1] and all(len(name) < 120 and "/" not in name for name in long)
-
-
-def test_curves_hold_the_last_value():
-    rows = [{"step": 10, "loss": 1.0}, {"step": 20}, {"step": 30, "loss": 3.0}]
-    np.testing.assert_array_equal(
-        launcher._curve(rows, "loss", np.asarray([5, 10, 29, 30, 99])), [np.nan, 1.0, 1.0, 3.0, 3.0]
-    )
-    assert np.isnan(launcher._curve(rows, "other", np.asarray([5]))).all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.cli import main
-from jaxrl.core.errors import JaxrlError, RunDirectoryError
+from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.plots.curves import EVALUATION, TRAINING
 from jaxrl.plots.importance import importance
 from jaxrl.run import plotting
@@ -65,7 +65,9 @@ def test_a_sweep_leaves_its_curves_tables_picture_and_best_policy(swept):
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in (path / "table.md").read_text().splitlines()
     ]
-    assert [cells[0], *cells[2:]] == [line.split() for line in result.table().splitlines()]
+    assert [" ".join(row).split() for row in (cells[0], *cells[2:])] == [
+        line.split() for line in result.table().splitlines()
+    ]
 
 
 def test_the_best_policy_of_a_sweep_loads_and_is_evaluated(swept, capsys):
@@ -92,7 +94,7 @@ def test_the_directory_of_a_sweep_is_drawn_as_the_sweep_itself(swept, tmp_path):
     assert (tmp_path / "files.png").read_bytes() == (tmp_path / "result.png").read_bytes()
     assert (path / "curves.png").read_bytes() == (tmp_path / "result.png").read_bytes()
     (axes,) = of_files.axes
-    assert [line.get_label() for line in axes.get_lines()] == [f"learning_rate={rate:.3g} (2 seeds)" for rate in RATES]
+    assert [line.get_label() for line in axes.get_lines()] == [f"learning_rate={rate:.3g}" for rate in RATES]
     assert axes.get_title() == of_result.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
     beside = plotting.plot_runs([path, path / "best"], tmp_path / "beside.png").axes[0].get_lines()
     assert [line.get_label() for line in beside] == [line.get_label() for line in axes.get_lines()], "the best is there"
@@ -121,7 +123,10 @@ def test_a_result_is_saved_where_one_says(swept, tmp_path):
 
 def test_a_sweep_in_which_all_fail_leaves_its_table_and_no_policy(tmp_path):
     assert made([[np.nan, np.nan], [1.0, 1.0]]).best == {"clip": 0.2}, "the other one has no score"
-    made([[np.nan, np.nan]]).save(tmp_path)
+    failed = made([[np.nan, np.nan]])
+    failed.save(tmp_path)
+    with pytest.raises(NonFiniteError, match="every run"):
+        failed.best  # noqa: B018
     record = read_json(tmp_path / "sweep.json")
     assert record["best"] is None and set(record["origin"]) == {"command", "machine", "versions"}
     assert "nan" in (tmp_path / "table.md").read_text() and (tmp_path / "curves.png").exists()
@@ -143,13 +148,6 @@ def test_a_sweep_that_had_ended_keeps_the_record_of_its_training(tmp_path):
             assert record[name] == getattr(found, name) == (getattr(first, name) if kept else none[name])
     leave(first, tmp_path, trained=True)
     assert leave(made([[1.0], [2.0]], **none | {"learners": [(), ()]}), tmp_path, trained=False).wall_seconds == 2.0
-
-
-def test_returns_of_any_size_can_be_compared_in_the_table():
-    scores = [[10_001_000.0], [10_002_000.0]]
-    _, best, worst = made(scores).table().splitlines()
-    assert best.split()[1] != worst.split()[1]
-    assert [float(line.split()[1]) for line in (best, worst)] == pytest.approx(sorted(map(max, scores))[::-1], rel=1e-6)
 
 
 def test_an_unfinished_sweep_says_so(tmp_path):

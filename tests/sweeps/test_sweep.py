@@ -14,7 +14,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 from helpers.refused import refused
 
 import jaxrl
-from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
+from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.run.directory import checkpoint
 from jaxrl.sweeps.distributions import LogUniform, Uniform, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
@@ -63,12 +63,13 @@ def learner(result, configuration, seed):
 @pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 4])
 def test_mapped_in_turn_a_run_is_that_run_alone(devices):
-    """Bit for bit; six runs on four devices, so that two of these have nothing real to do at the end."""
+    """Bit for bit, and on the same episodes at its end; of six runs on four devices, two have nothing real to do."""
     result = swept("in_turn", devices)
     for configuration in (0, 2):
         for place, seed in enumerate(SEEDS):
             alone = trained(RATES[configuration], seed)
             assert_equal(alone.state.learner, learner(result, configuration, place))
+            np.testing.assert_array_equal(result.returns[configuration, place], alone.evaluation.returns)
 
 
 @pytest.mark.long
@@ -87,17 +88,6 @@ def test_no_return_is_shown_before_an_episode_has_ended(capsys):
     lines = capsys.readouterr().err.splitlines()
     shown = {line.partition(" /")[0]: "return" in line for line in lines if " / 1,024 steps" in line}
     assert shown["256"] is False and shown["1,024"] is True
-
-
-@pytest.mark.exact
-@pytest.mark.long
-def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
-    """And these are none of training's."""
-    result = swept("in_turn", 1)
-    for configuration in (0, 2):
-        for place, seed in enumerate(SEEDS):
-            alone = trained(RATES[configuration], seed).evaluation
-            np.testing.assert_array_equal(result.returns[configuration, place], alone.returns)
 
 
 @pytest.mark.exact
@@ -165,14 +155,6 @@ def test_a_run_that_fails_is_flagged_and_alone(mapping, devices):
     assert failed.split()[-1] == "2"
 
 
-@pytest.mark.long
-def test_a_sweep_in_which_all_fail_says_so():
-    result = sweep(seeds=SEEDS, learning_rate=[1e30, 2e30, 3e30], mapping="in_turn", devices=1)
-    assert result.failed.all() and "nan" in result.table()
-    with pytest.raises(NonFiniteError, match="every run"):
-        result.best  # noqa: B018
-
-
 # --- what is searched, and what comes back ------------------------------------------------------------------------
 
 
@@ -185,40 +167,18 @@ def test_labels():
     assert {curve.shape for curve in result.metrics.values()} == {(3, 2, 5)}
     assert {"train/return_mean", "train/episodes", "update/policy_loss"} <= set(result.metrics)
     np.testing.assert_allclose(result.scores[0], result.returns[0].mean(axis=-1), rtol=1e-6)
-    rate = result.metrics["update/learning_rate"]
-    np.testing.assert_allclose(rate[[0, 2]], np.broadcast_to(np.asarray([[[1e-2]], [[3e-3]]]), (2, 2, 5)), rtol=1e-6)
-    episodes = result.metrics["train/episodes"]
-    rows = np.sum(result.metrics["train/transitions"], axis=-1)
-    assert (episodes.sum(axis=-1) > 5).all() and (rows[[0, 2]] < TOTAL).all()
     assert result.wall_seconds > 0 and result.steps_per_second > 0
-
-
-@pytest.mark.long
-def test_plot_draws_every_configuration(tmp_path):
-    result = swept("in_turn", 1)
-    (axes,) = result.plot(tmp_path / "sweep.png").axes
-    found = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
-    assert list(found) == [f"learning_rate={value:.3g} (2 seeds)" for value in (0.01, 1e30, 0.003)]
-    assert axes.get_title() == "PPO on gymnax:CartPole-v1" and axes.get_ylabel() == "training return"
-    curve = result.metrics["train/return_mean"][0]
-    both = np.isfinite(curve).all(axis=0)
-    expected = dict(zip(result.steps[0][both].tolist(), curve[:, both].mean(axis=0), strict=True))
-    drawn = dict(next(iter(found.values())).tolist())
-    np.testing.assert_allclose([drawn[step] for step in expected], list(expected.values()), rtol=1e-6)
-    assert (tmp_path / "sweep.png").stat().st_size > 1000
-    with pytest.raises(ConfigError, match="'train/returns_mean'"):
-        result.plot(metric="train/returns_mean")
 
 
 def test_table_has_the_best_first():
     lines = swept("in_turn", 1).table().splitlines()
-    assert (
-        lines[0].split() == ["learning_rate", "IQM", "mean", "std", "min", "max", "training", "failed"]
-        and len(lines) == 4
-    )
+    header = ["learning_rate", "IQM", "low", "high", "mean", "std", "min", "max", "training", "no", "score"]
+    assert lines[0].split() == header and len(lines) == 4
     result = swept("in_turn", 1)
     assert float(lines[1].split()[0]) == result.best["learning_rate"]
     assert float(lines[1].split()[1]) >= float(lines[2].split()[1])
+    with pytest.raises(ConfigError, match="'train/returns_mean'"):
+        result.plot(metric="train/returns_mean")
 
 
 def test_grid_and_random_search():
@@ -267,16 +227,6 @@ def test_the_number_of_environments_can_be_tried():
     assert_equal(alone.state.learner, learner(result, 1, 0))
     np.testing.assert_array_equal(result.returns[1, 0], alone.evaluation.returns)
     assert result.steps[0, -1] == result.steps[1, -1] == TOTAL
-
-
-@pytest.mark.long
-def test_random_search_runs_what_it_says():
-    result = sweep(
-        seeds=SEEDS, num_samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3)
-    )
-    assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
-    alone = trained(1e-2, 4, PLAIN.replace(clip=result.configurations[1]["clip"]))
-    assert_equal(alone.state.learner, learner(result, 1, 1))
 
 
 KEPT = {"seeds": SEEDS, "learning_rate": [1e-2, 3e-3], "epochs": [1, 2], "mapping": "in_turn", "devices": 1}

