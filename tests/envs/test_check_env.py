@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.refused import nothing_compiled
+from helpers.refused import nothing_compiled, raises
 
 import jaxrl
 from jaxrl import envs
@@ -193,8 +193,7 @@ BROKEN = {
 def test_messages_name_what_is_wrong(case):
     changes, message = BROKEN[case]
     env = struct.dataclass(type("Broken", (Parts,), changes))()
-    with pytest.raises(EnvironmentContractError, match=message):
-        envs.check_env(env, steps=5 if case == "no number" else 0)
+    raises(EnvironmentContractError, message, envs.check_env, env, steps=5 if case == "no number" else 0)
 
 
 @pytest.mark.long
@@ -207,8 +206,7 @@ def test_a_right_environment_passes():
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named(fault):
-    with pytest.raises(EnvironmentContractError, match=FAULTS[fault]):
-        envs.check_env(Walk(fault), steps=10)
+    raises(EnvironmentContractError, FAULTS[fault], envs.check_env, Walk(fault), steps=10)
 
 
 @pytest.mark.parametrize("fault", ["shape", "reward type", "host code"])
@@ -252,8 +250,7 @@ THREE = jnp.ones((3,), bool)
     ],
 )
 def test_masks_that_are_not_like_the_action_are_named(mask, said):
-    with pytest.raises(EnvironmentContractError, match=said):
-        envs.check_env(Masked(mask=mask), steps=0)
+    raises(EnvironmentContractError, said, envs.check_env, Masked(mask=mask), steps=0)
 
 
 @pytest.mark.long
@@ -275,8 +272,7 @@ def test_a_wrong_auto_reset_is_named():
             state, time_step = self.env.step(state, action, key)
             return state, time_step.replace(observation={**time_step.observation, "time": jnp.int32(0)})
 
-    with pytest.raises(EnvironmentContractError, match="first is not set"):
-        envs.check_env(NeverResets(), steps=10)
+    raises(EnvironmentContractError, "first is not set", envs.check_env, NeverResets(), steps=10)
 
 
 class Nothing:
@@ -304,8 +300,7 @@ class NoPytree(Walk):
     ids=["a class", "a number", "no spaces", "no pytree"],
 )
 def test_what_is_no_environment_is_named(wrong, message):
-    with pytest.raises(EnvironmentContractError, match=message):
-        envs.check_env(wrong)
+    raises(EnvironmentContractError, message, envs.check_env, wrong)
 
 
 # --- recipes of host environments ----------------------------------------------------------------------------------
@@ -369,8 +364,7 @@ HOST_FAULTS = {
 
 @pytest.mark.parametrize("fault", HOST_FAULTS)
 def test_faults_of_host_environments_are_named(fault):
-    with pytest.raises(EnvironmentContractError, match=HOST_FAULTS[fault]):
-        envs.check_env(Clock(fault), steps=10)
+    raises(EnvironmentContractError, HOST_FAULTS[fault], envs.check_env, Clock(fault), steps=10)
 
 
 @pytest.mark.long
@@ -430,8 +424,7 @@ ASYNC_FAULTS = {
 
 @pytest.mark.parametrize("fault", ASYNC_FAULTS)
 def test_faults_of_asynchronous_environments_are_named(fault):
-    with pytest.raises(EnvironmentContractError, match=ASYNC_FAULTS[fault]):
-        envs.check_env(AsyncClock(fault), steps=10)
+    raises(EnvironmentContractError, ASYNC_FAULTS[fault], envs.check_env, AsyncClock(fault), steps=10)
 
 
 def test_right_recipes_pass():

@@ -12,6 +12,7 @@ from flax import struct
 from gymnax.environments.classic_control.cartpole import CartPole
 from helpers.played import played
 from helpers.programs import ENV, PPO
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core import episode_info, spaces
@@ -92,8 +93,7 @@ def test_host_and_jax_environments_give_the_same_metrics():
 
 def test_the_contract_is_checked():
     check_env(Telling(), steps=20)
-    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset returns"):
-        check_env(Telling(wrong=True), steps=0)
+    raises(EnvironmentContractError, r"\['more'\]: reset returns", check_env, Telling(wrong=True), steps=0)
 
 
 def test_gymnax_environments_tell_their_scalars_but_the_discount():
@@ -233,8 +233,7 @@ def test_numbers_of_gymnasiums_info_become_metrics(workers):
 def test_info_without_such_a_number_ends_the_run_and_says_what_there_is(name, words):
     host = jaxrl.make(COUNTING, info=(name,)).build(2, 0)
     host.reset()
-    with pytest.raises(EnvironmentFailedError, match=f"info='{name}': .*{words}"):
-        host.step(np.zeros(2, np.int32))
+    raises(EnvironmentFailedError, f"info='{name}': .*{words}", host.step, np.zeros(2, np.int32))
 
 
 def test_envpool_tells_what_was_asked_for():
@@ -251,5 +250,4 @@ def test_envpool_tells_what_was_asked_for():
         np.testing.assert_allclose(so_far["reward_run"] + so_far["reward_ctrl"], timestep.episode.returns, atol=1e-4)
         np.testing.assert_array_equal(so_far["x_position:last"], now["x_position:last"])
     for wrong in ("reward_rum", "reward_rum:max"):
-        with pytest.raises(ConfigError, match="did you mean 'reward_run'"):
-            jaxrl.make("envpool:HalfCheetah-v4", info=(wrong,))
+        raises(ConfigError, "did you mean 'reward_run'", jaxrl.make, "envpool:HalfCheetah-v4", info=(wrong,))

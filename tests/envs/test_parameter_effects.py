@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import raises
 from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,8 +113,13 @@ def test_every_parameter_of_gymnax_changes_what_an_agent_sees_or_is_refused(name
             env = made(name, **{parameter: new}, **beside)
         except ConfigError as error:
             assert f"{parameter}=" in str(error) and ("changes nothing" in str(error) or "is computed as" in str(error))
-            with pytest.raises(ConfigError, match=f"{parameter}="):
-                with_parameters(default, **{parameter: np.asarray(new) if isinstance(new, list) else new})
+            raises(
+                ConfigError,
+                f"{parameter}=",
+                with_parameters,
+                default,
+                **{parameter: np.asarray(new) if isinstance(new, list) else new},
+            )
             loaded = from_config(to_config(default) | {"parameters": to_config(default)["parameters"]})
             assert parameters(loaded).keys() == parameters(default).keys()
             if parameter not in gymnax_rules.DERIVED.get(name, {}):  # raw, as older files may hold it
@@ -142,8 +148,7 @@ def test_every_parameter_of_gymnax_changes_what_an_agent_sees_or_is_refused(name
     ],
 )
 def test_what_another_parameter_switches_off_is_refused(name, chosen):
-    with pytest.raises(ConfigError, match=f"{list(chosen)[-1]}=.* changes nothing"):
-        made(name, **chosen)
+    raises(ConfigError, f"{list(chosen)[-1]}=.* changes nothing", made, name, **chosen)
 
 
 # --- against the equations -----------------------------------------------------------------------------------------
@@ -286,8 +291,7 @@ def test_a_contradiction_to_their_sources_is_refused():
         lambda: from_config(to_config(default) | {"parameters": to_config(default)["parameters"] | {"masscart": 10.0}}),
         lambda: jax.vmap(lambda mass: parameters(made("CartPole-v1", total_mass=mass))["gravity"])(jnp.ones(2)),
     ):
-        with pytest.raises(ConfigError, match="=.* is computed as mass"):
-            refused()
+        raises(ConfigError, "=.* is computed as mass", refused)
 
 
 def test_files_may_hold_parameters_that_change_nothing():
@@ -308,8 +312,7 @@ def test_a_curriculum_gives_the_types_that_the_program_has():
     assert parameters(placed)["ramp_interval"].dtype == jnp.int32 and parameters(placed)["ramping"].dtype == jnp.bool_
     for name, value in (("ramp_interval", 0.5), ("ramp_interval", np.inf), ("ramping", 0.5), ("ramping", "yes")):
         for before in (env, jax.device_put(env)):
-            with pytest.raises(ConfigError, match=f"parameter {name}="):
-                with_parameters(before, **{name: value})
+            raises(ConfigError, f"parameter {name}=", with_parameters, before, **{name: value})
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------
@@ -349,8 +352,7 @@ def test_every_parameter_of_probes_changes_what_an_agent_sees_or_is_refused(name
 
 def test_values_of_probes_are_checked():
     for wrong in ({"terminate_after": 1.5}, {"max_steps": 0}, {"endless": 0.5}, {"reward": "much"}, {"continuous": 3}):
-        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
-            jaxrl.make("probe:TwoStepDiscount", **wrong)
+        raises(ConfigError, f"{next(iter(wrong))}=", jaxrl.make, "probe:TwoStepDiscount", **wrong)
 
 
 # --- brax -----------------------------------------------------------------------------------------------------------
@@ -420,14 +422,14 @@ def test_parts_of_braxs_system_change_the_dynamics_or_are_refused():
         for z in (-9.81, -1.0)
     ]
     assert not np.array_equal(*observations)
-    with pytest.raises(ConfigError, match="'gravity' and 'opt.gravity'"):
-        made(gravity=[0.0, 0.0, -1.0], **{"opt.gravity": [0.0, 0.0, -1.0]})
+    raises(
+        ConfigError, "'gravity' and 'opt.gravity'", made, gravity=[0.0, 0.0, -1.0], **{"opt.gravity": [0.0, 0.0, -1.0]}
+    )
     masses = envs.make(
         "brax:inverted_pendulum", backend="spring"
     ).env.env  # of MuJoCo, which this backend does not read
     body_mass = np.asarray(brax_adapter.foreign(masses.key).sys.body_mass)
-    with pytest.raises(ConfigError, match=r"\['body_mass'\].*changes not"):
-        made(body_mass=body_mass * 2)
+    raises(ConfigError, r"\['body_mass'\].*changes not", made, body_mass=body_mass * 2)
     lighter = made(**{"opt.gravity": [0.0, 0.0, -1.0]})
     heavier = with_parameters(lighter, **{"opt.gravity": np.asarray([0.0, 0.0, -9.81])})
     np.testing.assert_array_equal(reset_and_push(heavier).observation, observations[0])
@@ -436,9 +438,6 @@ def test_parts_of_braxs_system_change_the_dynamics_or_are_refused():
 def test_limits_of_brax_episodes_are_checked():
     pytest.importorskip("brax")
     for wrong in (0, 2.5, "long", None):
-        with pytest.raises(ConfigError, match="episode_length="):
-            envs.make("brax:fast", episode_length=wrong)
-    with pytest.raises(ConfigError, match="no physical system"):
-        envs.make("brax:fast", system={"opt.gravity": [0.0, 0.0, -1.0]})
-    with pytest.raises(ConfigError, match="must be a dictionary"):
-        envs.make("brax:fast", system="opt.gravity")
+        raises(ConfigError, "episode_length=", envs.make, "brax:fast", episode_length=wrong)
+    raises(ConfigError, "no physical system", envs.make, "brax:fast", system={"opt.gravity": [0.0, 0.0, -1.0]})
+    raises(ConfigError, "must be a dictionary", envs.make, "brax:fast", system="opt.gravity")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -147,8 +147,7 @@ def test_an_environment_of_another_form_is_refused():
         (with_gravity(ENV, np.zeros(3)), "changes the shape"),
     ):
         callbacks = Callbacks([FunctionCallback(lambda moment, wrong=wrong: Decision(env=wrong), "wrong")])
-        with pytest.raises(ConfigError, match=f"callback wrong .*{words}"):
-            callbacks(moment())
+        raises(ConfigError, f"callback wrong .*{words}", callbacks, moment())
     callbacks = Callbacks([FunctionCallback(lambda moment: Decision(env=ENV), "wrong")])
     refused(lambda: callbacks(moment(None)), "on the host")
 
@@ -196,8 +195,7 @@ def test_a_function_that_returns_what_stable_baselines3_takes(answer, stop):
 )
 def test_other_answers_are_refused_with_the_name_of_the_callback(answer, said):
     callbacks = Callbacks([FunctionCallback(lambda moment: answer, "mine")])
-    with pytest.raises(ConfigError, match=f"callback mine returned .*{said}"):
-        callbacks(moment())
+    raises(ConfigError, f"callback mine returned .*{said}", callbacks, moment())
     refused(lambda: callbacks.stop_reason(moment(), True), "callback mine")
 
 

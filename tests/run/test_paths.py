@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 from helpers.recorded import episode, untrained
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.cli import main, table, values
@@ -135,8 +136,7 @@ def test_directories_and_logs(at_home, tmp_path):
     written = {"run", "sweep", "logs", "table.csv", "rows.csv", "trials.svg", "swept", "search"}
     written |= {"settings.svg", "trial_settings.svg"}
     assert written <= {path.name for path in home.iterdir()}
-    with pytest.raises(JaxrlError, match="run directory .*home/a"):
-        check_no_pattern(at_home("a[b]"))
+    raises(JaxrlError, "run directory .*home/a", check_no_pattern, at_home("a[b]"))
 
 
 READERS = {
@@ -157,8 +157,7 @@ READERS = {
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_what_reads_says_where_it_looked(at_home, tmp_path, read):
-    with pytest.raises(JaxrlError, match=f"{tmp_path}/home/nothing"):
-        read(at_home("nothing"))
+    raises(JaxrlError, f"{tmp_path}/home/nothing", read, at_home("nothing"))
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

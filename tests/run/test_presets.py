@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.golden import FOLDER
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl import networks
@@ -324,5 +325,4 @@ def test_a_preset_takes_nothing_that_it_does_not_know(there, instead, named):
 
 
 def test_a_name_stands_in_one_file():
-    with pytest.raises(ConfigError, match="one"):
-        presets_of([GOOD, "[one]"])
+    raises(ConfigError, "one", presets_of, [GOOD, "[one]"])

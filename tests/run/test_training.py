@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, Interrupt, anakin, assert_equal
+from helpers.refused import raises
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -285,8 +286,13 @@ def test_fewer_devices_go_on(finished, tmp_path, half):
     resumed = train(tmp_path / "run", topology=anakin(1))
     assert resumed.stopped == "finished" and resumed.total_steps == TOTAL
     assert_equal(finished[0].state, resumed.state, 1e-5)
-    with pytest.raises(RunDirectoryError, match="topology.shards: 4 -> 2"):
-        train(tmp_path / "run", topology=jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2))
+    raises(
+        RunDirectoryError,
+        "topology.shards: 4 -> 2",
+        train,
+        tmp_path / "run",
+        topology=jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2),
+    )
 
 
 # --- ends -------------------------------------------------------------------------------------------------------
@@ -375,8 +381,7 @@ def test_progress_is_shown(capsys):
 def test_a_run_of_another_configuration_is_left_alone(half, tmp_path):
     run_dir = half[0](tmp_path / "run")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}
-    with pytest.raises(RunDirectoryError, match=r"0.99 -> 0.5[\s\S]*0 -> 3"):
-        train(run_dir, algo=PPO.replace(gamma=0.5), seed=3)
+    raises(RunDirectoryError, r"0.99 -> 0.5[\s\S]*0 -> 3", train, run_dir, algo=PPO.replace(gamma=0.5), seed=3)
     assert before == {path: path.read_bytes() for path in before}
     fresh = train(run_dir, algo=PPO.replace(gamma=0.5), seed=3, overwrite=True, total_steps=2 * ROWS)
     assert fresh.total_steps == 2 * ROWS and fresh.metrics[0]["step"] == ROWS
@@ -400,8 +405,7 @@ def test_a_run_directory_in_use_is_refused(tmp_path):
 def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("in the way")
     logger = Rows()
-    with pytest.raises(RunDirectoryError, match="cannot write"):
-        train(tmp_path / "file" / "run", loggers=[logger])
+    raises(RunDirectoryError, "cannot write", train, tmp_path / "file" / "run", loggers=[logger])
     assert not logger.rows
 
 
@@ -533,8 +537,15 @@ def test_updates_come_one_by_one_unless_told():
         ("rollout_length", 0, "DQN.rollout_length=0 must be at least 1"),
         ("replay_ratio", "1", "DQN.replay_ratio='1' must be a number"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            jaxrl.train(jaxrl.DQN(**{field: value}), "gymnax:CartPole-v1", total_steps=100, progress=False)
+        raises(
+            ConfigError,
+            said,
+            jaxrl.train,
+            jaxrl.DQN(**{field: value}),
+            "gymnax:CartPole-v1",
+            total_steps=100,
+            progress=False,
+        )
 
 
 @pytest.mark.long
