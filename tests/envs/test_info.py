@@ -80,17 +80,6 @@ def test_metrics_are_means_over_steps_and_then_over_episodes():
         assert row["train/info/square"] == pytest.approx(14 / 3 * short + 11 * (1 - short))
 
 
-@pytest.mark.long
-def test_host_and_jax_environments_give_the_same_metrics():
-    one, other = (
-        metrics(Telling()),
-        metrics(ServedFromHost(jaxrl.envs.prepared(Telling())), jaxrl.Sebulba(num_envs=8, lockstep=True)),
-    )
-    names = ("train/info/step", "train/info/square", "train/length_mean", "train/episodes")
-    found = [{name: sum(row[name] * row["train/episodes"] for row in rows) for name in names} for rows in (one, other)]
-    assert found[0] == pytest.approx(found[1])
-
-
 def test_the_contract_is_checked():
     check_env(Telling(), steps=20)
     raises(EnvironmentContractError, r"\['more'\]: reset returns", check_env, Telling(wrong=True), steps=0)

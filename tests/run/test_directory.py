@@ -112,7 +112,8 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
     )
     with RunDirectory(tmp_path, {"algorithm": {}}):
         refused = python("-c", script, tmp_path, code=1)
-        raises(RunDirectoryError, "in use", RunDirectory, tmp_path, {"algorithm": {}})
+        for overwrite in (False, True):
+            raises(RunDirectoryError, "in use", RunDirectory, tmp_path, {"algorithm": {}}, overwrite=overwrite)
     assert f"is in use by process {os.getpid()} on " in refused.stderr
     python("-c", script, tmp_path)
 

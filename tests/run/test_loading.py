@@ -11,7 +11,6 @@ from helpers.refused import raises
 
 import jaxrl
 from jaxrl import networks
-from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.schedules import Linear
 from jaxrl.run.directory.loading import load, load_run
@@ -185,23 +184,3 @@ def test_foreign_class_is_not_made_unless_handed_in(changed):
     path = changed(lambda config: config | {"algorithm": config["algorithm"] | {"type": "subprocess:Popen"}})
     raises(ConfigError, "not a registered name", load, path)
     assert load_run(path, algo=ALGO).step == 64
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        jaxrl.spaces.Dict({"image": jaxrl.spaces.Box(0, 255, (2, 2, 1), np.uint8), "which": jaxrl.spaces.Discrete(3)}),
-        jaxrl.spaces.MultiDiscrete((2, 3)),
-        jaxrl.DQN(),
-        jaxrl.PPO(
-            learning_rate=Linear(1e-3, 0.0),
-            network=networks.ActorCritic(
-                torso=networks.DictEncoder({"image": networks.MinAtarCNN(), "which": None}), core=networks.LSTM(8)
-            ),
-        ),
-        jaxrl.Anakin(num_envs=4, devices=2),
-        {"a": (1, 2.5, float("inf"), None, True)},
-    ],
-)
-def test_configuration_survives_json(value):
-    assert decode(json.loads(json.dumps(encode(value)))) == value

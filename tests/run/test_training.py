@@ -152,16 +152,6 @@ def test_evaluations_do_not_disturb_training(finished):
     assert_equal(result.state, train(evaluate_every=0, evaluation_episodes=3).state)
 
 
-@pytest.mark.long
-def test_host_environments_take_the_same_loop(finished):
-    result, _ = finished
-    on_host = train(
-        env=ServedFromHost(ENV), topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), evaluate_every=0
-    )
-    assert_equal(result.state.learner, on_host.state.learner, 1e-5)
-    assert on_host.evaluation.episodes == 8
-
-
 # --- nothing compiles and nothing moves --------------------------------------------------------------------------
 
 
@@ -312,20 +302,6 @@ def test_target_return_ends_the_run(tmp_path):
     assert_rows_are_in_order(tmp_path / "run", [4, 8, 12])
 
 
-def test_a_failing_logger_warns_once_and_training_goes_on(finished):
-    class Broken(Rows):
-        def write(self, step, metrics):
-            raise OSError("the disk of the logger is full")
-
-    fine = Rows()
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        result = train(loggers=[Broken(), fine])
-    told = [str(w.message) for w in caught if "Broken failed" in str(w.message)]
-    assert len(told) == 1 and "disk of the logger is full" in told[0]
-    assert result.stopped == "finished" and fine.rows[-1]["step"] == TOTAL
-    assert_equal(finished[0].state, result.state)
-
-
 def test_training_in_another_thread(finished):
     """Signals belong to the main thread; training does not."""
     results = []
@@ -385,28 +361,6 @@ def test_a_run_of_another_configuration_is_left_alone(half, tmp_path):
     assert before == {path: path.read_bytes() for path in before}
     fresh = train(run_dir, algo=PPO.replace(gamma=0.5), seed=3, overwrite=True, total_steps=2 * ROWS)
     assert fresh.total_steps == 2 * ROWS and fresh.metrics[0]["step"] == ROWS
-
-
-def test_a_run_directory_in_use_is_refused(tmp_path):
-    errors = []
-
-    def second(number, step, metrics):
-        if number == 1:
-            for overwrite in (False, True):
-                with pytest.raises(RunDirectoryError, match="is in use by process") as caught:
-                    train(tmp_path / "run", overwrite=overwrite)
-                errors.append(str(caught.value))
-
-    assert train(tmp_path / "run", loggers=[Rows(second)], total_steps=2 * ROWS).stopped == "finished"
-    assert len(errors) == 2 and "\n" not in errors[0]
-    assert train(tmp_path / "run", total_steps=2 * ROWS).stopped == "finished", "the lock was not given back"
-
-
-def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    logger = Rows()
-    raises(RunDirectoryError, "cannot write", train, tmp_path / "file" / "run", loggers=[logger])
-    assert not logger.rows
 
 
 @pytest.mark.long
