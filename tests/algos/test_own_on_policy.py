@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from helpers.programs import resumed
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, MLP, ActorCritic
 
 PAGE = Path(__file__).parents[2] / "docs" / "new_algorithm.md"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.refused import nothing_compiled, raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl import envs
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.host.time_steps import Episodes
 
 # What replaces parts of time steps.

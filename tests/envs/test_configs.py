@@ -13,6 +13,7 @@ from helpers.played import played
 from helpers.processes import python
 from helpers.refused import raises
 from helpers.registered import nothing_registered_for_good
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl import envs
@@ -20,7 +21,6 @@ from jaxrl.core import config
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import wrappers
 from jaxrl.envs.configs import from_config, full_name, to_config
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.probes import Probe
 from jaxrl.run.loop.run_loop import Loop
 

@@ -13,6 +13,7 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from helpers.played import played
 from helpers.programs import ENV, PPO
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.core import episode_info, spaces
@@ -20,7 +21,6 @@ from jaxrl.core.errors import ConfigError, EnvironmentContractError, Environment
 from jaxrl.envs import check_env
 from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.host.time_steps import Episodes
 from jaxrl.envs.wrappers import EpisodeStatistics
 

@@ -16,6 +16,7 @@ from helpers import programs
 from helpers.patience import PATIENCE, wait_for
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.spoiled import Spoiled, SpoiledEnvironment
 from helpers.tiers import one_quick
 
@@ -25,7 +26,6 @@ from jaxrl.cli import main
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host import watchdog
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import actors
 from jaxrl.parallel.sebulba import host_loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads

@@ -8,11 +8,11 @@ import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.refused import raises, refused
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.core.errors import CheckpointError, ConfigError
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.directory.checkpoint import read_manifest
 

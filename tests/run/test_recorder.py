@@ -12,6 +12,7 @@ from helpers.processes import environment, python
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.buffers import fixed
@@ -22,7 +23,6 @@ from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.data import rings
 from jaxrl.data.rlds import RldsWriter
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.program import Program
 from jaxrl.run.loop import run_loop
 from jaxrl.run.recording import recorder

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.refused import raises, refused
+from helpers.served import ServedFromHost
 from PIL import Image
 
 import jaxrl
@@ -25,7 +26,6 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs import drawings
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run.policies.policy import Policy

@@ -15,13 +15,13 @@ from helpers import programs
 from helpers.kills import StopAtTheFifth
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, assert_equal
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.strict_json import check_folder, read_json
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.trees import tree_summary
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
 from jaxrl.run.callbacks import FunctionCallback, StopAtReturn
 from jaxrl.run.directory.checkpoint import read_manifest

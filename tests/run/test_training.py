@@ -15,6 +15,7 @@ import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, Interrupt, anakin, assert_equal
 from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -24,7 +25,6 @@ from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.sources import Lifo, View
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, Actor, Critic, QNetwork
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.loading import load_run
