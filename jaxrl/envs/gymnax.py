@@ -23,7 +23,6 @@ from jaxrl.envs.suite import (
     arguments_of,
     constructing,
     equal,
-    made_once,
 )
 
 gymnax: Any = import_gymnax()
@@ -209,8 +208,13 @@ class GymnaxEnvironment(LibraryEnv):
         return arguments_of(gymnax.registration._registry[name])
 
     @classmethod
+    def make_foreign(cls, key: Key) -> tuple[Any, Any]:
+        """Make gymnax's environment; return it with its default `EnvParams`."""
+        return gymnax.make(key[0], **dict(key[1]))
+
+    @classmethod
     def default(cls, key: Key) -> "GymnaxEnvironment":
-        env, params = foreign(key)
+        env, params = cls.foreign_of(*key)
         return cls(params=params, key=key, **spaces_of(key[0], env, params))
 
     @classmethod
@@ -220,7 +224,7 @@ class GymnaxEnvironment(LibraryEnv):
         super().check(name, parameters)
 
     def with_spaces(self) -> "GymnaxEnvironment":
-        return self.replace(**spaces_of(self.key[0], foreign(self.key)[0], self.params))
+        return self.replace(**spaces_of(self.key[0], self.foreign[0], self.params))
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
         derived = DERIVED.get(self.key[0], {})
@@ -239,11 +243,11 @@ class GymnaxEnvironment(LibraryEnv):
         return _switched_off(self.key[0], {**self.static_parameters(self.key[0]), **self.parameters})
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        observation, state = foreign(self.key)[0].reset_env(key, self.params)
+        observation, state = self.foreign[0].reset_env(key, self.params)
         return state, Step(observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        env = foreign(self.key)[0]
+        env = self.foreign[0]
         # `step_env`, because `step` resets at every step and hides the last observation.
         observation, state, reward, terminated, info = env.step_env(key, state, action, self.params)
         reported = {name: x for name, x in info.items() if name != "discount"}
@@ -252,9 +256,3 @@ class GymnaxEnvironment(LibraryEnv):
 
 
 names, make = add_suite(GymnaxEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> tuple[Any, Any]:
-    """Return gymnax's environment for `key` and its default `EnvParams`."""
-    return gymnax.make(key[0], **dict(key[1]))

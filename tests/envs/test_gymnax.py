@@ -36,7 +36,7 @@ def rollout_range(env):
 
 
 def declared_and_true(name):
-    env, params = adapter.foreign((name, ()))
+    env, params = adapter.GymnaxEnvironment.foreign_of(name)
     with envs.suite.foreign_rules():
         declared = adapter.convert(env.observation_space(params))
         raw = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]

@@ -286,7 +286,7 @@ def test_values_of_probes_are_checked():
 
 def brax_program(name, **arguments):
     """What brax computes with these arguments of its constructor, as text with constants; compiles nothing."""
-    env = brax_adapter.foreign((name, tuple(sorted(arguments.items()))))
+    env = brax_adapter.BraxEnvironment.foreign_of(name, tuple(sorted(arguments.items())))
     key = jax.ShapeDtypeStruct((2,), np.uint32)
     with envs.suite.foreign_rules():
         state = jax.eval_shape(env.reset, key)
@@ -354,7 +354,7 @@ def test_parts_of_braxs_system_change_the_dynamics_or_are_refused():
     masses = envs.make(
         "brax:inverted_pendulum", backend="spring"
     ).env.env  # of MuJoCo, which this backend does not read
-    body_mass = np.asarray(brax_adapter.foreign(masses.key).sys.body_mass)
+    body_mass = np.asarray(masses.foreign.sys.body_mass)
     raises(ConfigError, r"\['body_mass'\].*changes not", made, body_mass=body_mass * 2)
     lighter = made(**{"opt.gravity": [0.0, 0.0, -1.0]})
     heavier = with_parameters(lighter, **{"opt.gravity": np.asarray([0.0, 0.0, -9.81])})

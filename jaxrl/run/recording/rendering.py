@@ -279,9 +279,7 @@ def _brax_page(base: Any, states: list[PyTree]) -> str:
     from brax.envs.base import PipelineEnv
     from brax.io import html
 
-    from jaxrl.envs import brax
-
-    env = brax.foreign(base.key)
+    env = base.foreign
     assert isinstance(env, PipelineEnv)  # true for all environments of brax
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

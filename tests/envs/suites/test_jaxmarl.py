@@ -19,7 +19,7 @@ raw = functools.partial(suite_samples.raw, "jaxmarl")
 def both(name, steps, seed=0, **parameters):
     """Time steps of the raw environment [steps + 1, agents, ...], and what JaxMARL gives for its keys and actions."""
     env = raw(name, **parameters)
-    own = suite_samples.adapter("jaxmarl").foreign(env.key)
+    own = env.foreign
 
     def play(key):
         key_reset, key = jax.random.split(key)

@@ -74,12 +74,12 @@ def tasks(tmp_path, monkeypatch):
     """A folder for files of tasks, empty, and no way to download one."""
     from xminigrid import benchmarks
 
-    from jaxrl.envs.suites import xminigrid as adapter
+    from jaxrl.envs import suite
 
     monkeypatch.setattr(benchmarks, "DATA_PATH", str(tmp_path))
     monkeypatch.setattr(benchmarks, "_download_from_hf", lambda *_: pytest.fail("a download"))
     yield tmp_path
-    adapter.foreign.cache_clear()
+    suite._made.cache_clear()
 
 
 def test_without_its_tasks_xland_is_refused_in_one_line(tasks):
