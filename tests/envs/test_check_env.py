@@ -87,8 +87,6 @@ class Walk:
             key = jnp.where(time > 1, key, jax.random.key(3))
         if self.fault == "tree changes":
             return (time, key), time_step
-        if self.fault == "no pair":
-            return time_step
         return State(time, key), time_step
 
     def _observe(self, time, key):
@@ -117,7 +115,6 @@ FAULTS = {
     "host code": "reset cannot be traced by jit, vmap and scan: ",
     "outside": r"TimeStep.observation\['x'\] is outside its space",
     "shape": r"reset: TimeStep.observation\['x'\] is float32\[3\]; float32\[2\] is required",
-    "no pair": r"step returns TimeStep; the pair \(state, TimeStep\) is required",
 }
 
 

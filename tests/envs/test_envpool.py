@@ -153,27 +153,6 @@ def test_seeds():
 # --- asynchronous batches ----------------------------------------------------------------------------------------
 
 
-def test_asynchronous_batches_are_the_same_episodes():
-    num_envs, steps = 8, 60
-    recipe = make("CartPole-v1")
-    actions = random_actions(recipe.action_space, (steps, num_envs))
-    together = moments(recipe, num_envs, steps)
-    host = recipe.build_async(num_envs, 3, 0)
-    host.async_reset()
-    taken, sizes = np.zeros(num_envs, int), set()
-    while taken.min() < steps // 2:
-        env_ids, timestep = host.recv()
-        sizes.add(len(env_ids))
-        expected = jax.tree.map(lambda x, ids=env_ids: x[taken[ids], ids], together)
-        jax.tree.map(np.testing.assert_array_equal, timestep, expected)
-        host.send(actions[taken[env_ids], env_ids], env_ids)
-        taken[env_ids] += 1
-        if taken.max() == steps:
-            break
-    assert sizes == {3} and taken.min() > 0
-    host.close()  # with environments under way
-
-
 def test_asynchronous_misuse_is_told_rather_than_waited_for():
     host = make("CartPole-v1").build_async(4, 2, 0)
     assert isinstance(host, AsyncEnvironment) and isinstance(host, WatchedEnvironment)

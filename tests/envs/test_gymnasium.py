@@ -99,16 +99,9 @@ def test_seeds_do_not_depend_on_workers_or_on_how_many_there_are():
 def test_observation_spaces(theirs, ours, element, read):
     got = conversion.observations(theirs, "it")
     assert got.space == ours
-    value = got.convert(element)
-
-    def same(value, read, space):
-        if isinstance(space, spaces.Dict):
-            assert set(value) == set(read)
-            return all(same(value[name], read[name], child) for name, child in space.items)
+    for _, space, value, expected in spaces.leaves_with_path(ours, got.convert(element), read):
         assert value.dtype == space.dtype and value.shape == space.shape
-        return np.array_equal(value, read)
-
-    assert same(value, read, ours)
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.refused import raises, refused
-from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -252,13 +251,3 @@ def test_a_state_that_a_callback_does_not_take_back_is_told_with_its_name(state)
 
     with pytest.raises(CheckpointError, match="callback seen"):
         Callbacks([Remembers()]).restore({"states": {"seen": state}}, None)
-
-
-@pytest.mark.long
-def test_host_environments_have_callbacks_too():
-    env = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
-    seen = Seen()
-    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, lockstep=True)
-    result = train(env=env, topology=topology, callbacks=[seen], target_return=-1e9)
-    assert result.stopped == "target_return" and len(seen.moments) == 1
-    assert dataclasses.is_dataclass(Moment)

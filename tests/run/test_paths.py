@@ -5,7 +5,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 from helpers.recorded import episode, untrained
@@ -18,17 +17,13 @@ from jaxrl.core.errors import JaxrlError
 from jaxrl.data import RldsWriter
 from jaxrl.data.minari_reader import MinariReader
 from jaxrl.data.rlds import RldsReader
-from jaxrl.plots import curves
 from jaxrl.run.directory.checkpoint import best_step, complete_steps, read_manifest, restore
 from jaxrl.run.directory.follow import follow
 from jaxrl.run.directory.init_from import recorded_parent
-from jaxrl.run.directory.run_directory import RunDirectory, check_no_pattern, read_config
-from jaxrl.run.directory.sweep_directory import Trial
-from jaxrl.run.loggers import CSVLogger, JSONLLogger, read_metrics, write_csv
+from jaxrl.run.directory.run_directory import read_config
+from jaxrl.run.loggers import read_metrics
 from jaxrl.run.plotting import plot_runs, read_run
 from jaxrl.run.policies.opponents import as_opponent
-from jaxrl.run.settings import RunSettings
-from jaxrl.sweeps.sweep_loop import opened_session
 
 pytest.importorskip("tensorflow_datasets")
 SOURCES = Path(jaxrl.__file__).parent
@@ -105,38 +100,6 @@ def test_datasets(at_home, tmp_path, monkeypatch):
     jaxrl.export_minari(policy, ENV, "b-v0", **options)
     assert (home / "others" / "b-v0").is_dir() and len(jaxrl.load_dataset("minari:b-v0")) == 1
     assert len(jaxrl.load_dataset("minari:~/minari/a-v0")) == len(MinariReader(at_home("minari/a-v0"))) == 1
-
-
-@pytest.mark.long
-def test_directories_and_logs(at_home, tmp_path):
-    home = tmp_path / "home"
-    with RunDirectory(at_home("run"), {"algorithm": {}}) as directory:
-        assert directory.path == home / "run"
-    assert read_config(at_home("run")) == {"algorithm": {}}
-    settings = RunSettings(algo=PPO, env=ENV, total_steps=1, run_dir=at_home("sweep"), progress=False)
-    with opened_session(settings, "a sweep", {}, [{}, {}], 1, [], []) as session:
-        assert [one.directory.parent for one in session.checkpointers] == [
-            home / "sweep" / f"program-{n}" for n in (0, 1)
-        ]
-    log = JSONLLogger(at_home("logs/metrics.jsonl"))
-    log.write(1, {"a": 1.0})
-    log.close()
-    CSVLogger(at_home("table.csv"), at_home("logs/metrics.jsonl")).close()
-    write_csv(at_home("rows.csv"), read_metrics(at_home("logs/metrics.jsonl")))
-    curves.plot_trials([1.0, 2.0], at_home("trials.svg"))
-    nothing = np.full((1, 1, 1), np.nan, np.float32)
-    failed = np.asarray([[True]])
-    metrics = {"x": nothing}
-    swept = jaxrl.SweepResult([{"gamma": 0.9}], [0], np.asarray([[1]]), metrics, nothing, failed, [], 1.0, 1.0, [{}])
-    assert swept.save(at_home("swept")) == home / "swept"
-    swept.plot_settings(at_home("settings.svg"))
-    search = jaxrl.TuneResult([Trial({"gamma": 0.9}, [1.0], "finished")], "a search")
-    search.save(at_home("search"))
-    search.plot_settings(at_home("trial_settings.svg"))
-    written = {"run", "sweep", "logs", "table.csv", "rows.csv", "trials.svg", "swept", "search"}
-    written |= {"settings.svg", "trial_settings.svg"}
-    assert written <= {path.name for path in home.iterdir()}
-    raises(JaxrlError, "run directory .*home/a", check_no_pattern, at_home("a[b]"))
 
 
 READERS = {
