@@ -171,8 +171,7 @@ def test_asynchronous_misuse_is_told_rather_than_waited_for():
     host.recv()
     raises(RuntimeError, "2 environments, but only 0 are busy", host.recv)
     for num_envs, batch_size in ((4, 5), (4, 0), (0, 0)):
-        with pytest.raises(ConfigError, match="1 <= batch_size <= num_envs"):
-            make("CartPole-v1").build_async(num_envs, batch_size, 0)
+        raises(ConfigError, "1 <= batch_size <= num_envs", make("CartPole-v1").build_async, num_envs, batch_size, 0)
 
 
 # --- Atari -------------------------------------------------------------------------------------------------------

@@ -218,8 +218,7 @@ def test_what_does_not_fit_is_told():
 
     refused(lambda: Callbacks([Odd()]).keep(), "callback seen")
     for kept in ({"states": []}, {"stopped": 3}, {"env": "x"}):  # of a manifest that jaxrl did not write
-        with pytest.raises(CheckpointError, match="the callbacks cannot be restored"):
-            Callbacks([Seen()]).restore(kept, None)
+        raises(CheckpointError, "the callbacks cannot be restored", Callbacks([Seen()]).restore, kept, None)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +237,9 @@ def test_what_does_not_fit_is_told():
 )
 def test_an_environment_of_somebody_elses_manifest_is_refused(leaf):
     leaves = len(jax.tree.leaves(ENV))
-    with pytest.raises(CheckpointError, match="the environment in the checkpoint"):
-        Callbacks([Seen()]).restore({"env": [leaf] * leaves}, ENV)
+    raises(
+        CheckpointError, "the environment in the checkpoint", Callbacks([Seen()]).restore, {"env": [leaf] * leaves}, ENV
+    )
     assert Callbacks([Seen()]).restore({"env": [1] * leaves}, ENV) is not None
 
 
@@ -249,5 +249,4 @@ def test_a_state_that_a_callback_does_not_take_back_is_told_with_its_name(state)
         def load_state_dict(self, state):
             self.gravity = float(state["gravity"])
 
-    with pytest.raises(CheckpointError, match="callback seen"):
-        Callbacks([Remembers()]).restore({"states": {"seen": state}}, None)
+    raises(CheckpointError, "callback seen", Callbacks([Remembers()]).restore, {"states": {"seen": state}}, None)

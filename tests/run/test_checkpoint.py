@@ -370,8 +370,13 @@ def test_another_structure_names_the_leaves(saved):
 def test_nothing_there_is_an_error(tmp_path, saved):
     raises(CheckpointError, "no checkpoint in", restore, tmp_path / "nowhere", {})
     raises(CheckpointError, r"no checkpoint 25.*10, 20, 30", restore, saved, make_state(), step=25)
-    with pytest.raises(CheckpointError, match="only arrays and numbers"):
-        Checkpointer(tmp_path / "other", config={}).save(1, {"name": "text"})
+    raises(
+        CheckpointError,
+        "only arrays and numbers",
+        Checkpointer(tmp_path / "other", config={}).save,
+        1,
+        {"name": "text"},
+    )
 
 
 def test_a_newer_format_says_so(saved):

@@ -286,8 +286,7 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
     with pytest.raises(InterruptedError):  # moved together, it is the same run: this one starts
         train(copied / "recording", run_dir=copied / "run")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="already contains"):
-        Record(folder / "recording")._check_path(None, False)
+    raises(ConfigError, "already contains", Record(folder / "recording")._check_path, None, False)
 
 
 @pytest.mark.parametrize("name", [f"part-{0:012d}", f".part-{0:012d}.partial"])
@@ -305,15 +304,25 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
     raises(ConfigError, f"{name} is not part", train, recording, run_dir=tmp_path / "here" / "run")
     # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.
     (recording / "recording.json").unlink()
-    with pytest.raises(RecordingError, match="cannot be written: "):
-        recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin(0)
+    raises(
+        RecordingError,
+        "cannot be written: ",
+        recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin,
+        0,
+    )
     assert (tmp_path / "precious" / "file").read_text() == "mine"
 
 
 def test_arrays_that_would_not_come_back_are_named():
     space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2, 0))})
-    with pytest.raises(ConfigError, match=r"observation/bad .*\(2, 0\)"):
-        Record("nowhere").check(EnvSpec("some", space, spaces.Discrete(2)), None, False)
+    raises(
+        ConfigError,
+        r"observation/bad .*\(2, 0\)",
+        Record("nowhere").check,
+        EnvSpec("some", space, spaces.Discrete(2)),
+        None,
+        False,
+    )
 
 
 @pytest.mark.parametrize("where", ["write", "close"])
