@@ -38,7 +38,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "jaxrl.parallel.sebulba.sebulba",
     ),
     "torso": ("jaxrl.networks",),
-    "wrapper": ("jaxrl.envs.wrappers", "jaxrl.envs.host.jax_host"),
+    "wrapper": ("jaxrl.envs.wrappers",),
 }
 USER = "user"  # the kind of everything that users register except environments
 

@@ -8,14 +8,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.physics import PhysicsEnv
-from jaxrl.envs.suite import Key, add_suite, arguments_of, constructing, made_once, silent_import, unbounded
+from jaxrl.envs.suite import Key, add_suite, arguments_of, silent_import
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -70,11 +66,10 @@ class BraxEnvironment(PhysicsEnv):
         return arguments_of(module()._envs[name]) | forwarded
 
     @classmethod
-    def default(cls, key: Key) -> "BraxEnvironment":
-        env = foreign(key)
-        with constructing():
-            observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
-        return cls(key, unbounded(observation), spaces.Box(-1.0, 1.0, (env.action_size,)), 1000, {})
+    def make_foreign(cls, key: Key) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance, see docs/environments.md
+            return module().get_environment(key[0], **dict(key[1]))
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
@@ -89,7 +84,7 @@ class BraxEnvironment(PhysicsEnv):
 
     @classmethod
     def physical(cls, key: Key) -> Any:
-        return getattr(foreign(key), "sys", None)
+        return getattr(cls.foreign_of(*key), "sys", None)
 
     def fit(self, name: str, value: Any) -> Any:
         parts = super().fit(name, value)
@@ -110,8 +105,8 @@ class BraxEnvironment(PhysicsEnv):
 
     def library(self, drawn: PyTree) -> Any:
         if not self.system:
-            return foreign(self.key)
-        env = copy.copy(foreign(self.key))
+            return self.foreign
+        env = copy.copy(self.foreign)
         follows = {part: self.system[option] for part, option in _REPEATED.items() if option in self.system}
         env.sys = env.sys.tree_replace({**self.system, **follows})
         return env
@@ -123,14 +118,6 @@ names, make = add_suite(BraxEnvironment)
 def refused() -> tuple[str, ...]:
     """Return the names of brax's environments that cannot run with any backend."""
     return tuple(n for n in NAMES if n not in names())
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return brax's environment for `key`."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Brax System", UserWarning)  # about maintenance, see docs/environments.md
-        return module().get_environment(key[0], **dict(key[1]))
 
 
 def module() -> Any:

@@ -9,38 +9,14 @@ Parameters override the suite's defaults. The spaces are those of the environmen
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from jaxrl.core import registry, suite_modules
 from jaxrl.core.config import decode, decode_fields, encode, encode_fields, opaque
 from jaxrl.core.errors import ConfigError, MissingExtraError
-from jaxrl.core.spaces import Space
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.env_registry import made
 from jaxrl.envs.parameters import memory, parameters, with_parameters
-
-
-class SuiteClass(Protocol):
-    """The methods that this module needs from a suite's environment class, which is registered as "suite:NAME"."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The parameters that `restore` needs, with values that `jaxrl.core.config.encode` accepts."""
-        ...
-
-    @classmethod
-    def restore(
-        cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
-    ) -> Environment | HostRecipe:
-        """Return the environment `name` of the suite with these parameters; host environments also use the spaces.
-
-        Raises:
-          ConfigError: the environment does not exist.
-        """
-        ...
 
 
 def to_config(env: Environment | HostRecipe) -> dict[str, Any]:

@@ -133,11 +133,9 @@ def _enlarged(pixels):
 
 
 def _see_planes(env, state, time_step):
-    from jaxrl.envs import gymnax  # not at the top: suites are imported on first use
-
     # The observation is computed again, because wrappers may have flattened or stacked the time step's.
     with foreign_rules():
-        return gymnax.foreign(env.key)[0].get_obs(state) > 0
+        return env.foreign[0].get_obs(state) > 0
 
 
 for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):

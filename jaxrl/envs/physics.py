@@ -2,16 +2,17 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import array_like
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, foreign_rules, unread
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, constructing, unbounded, unread
 
 
 class PhysicsState(struct.PyTreeNode):
@@ -34,6 +35,17 @@ class PhysicsEnv(LibraryEnv):
     system: dict[str, Any]
 
     ranges = {"episode_length": COUNT}
+
+    @classmethod
+    def limit(cls, key: Key) -> int:
+        """Return the default of `episode_length`."""
+        return 1000
+
+    @classmethod
+    def default(cls, key: Key) -> Self:
+        env = cls.foreign_of(*key)
+        observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), jnp.uint32)).obs
+        return cls(key, unbounded(observation), spaces.Box(-1.0, 1.0, (env.action_size,)), cls.limit(key), {})
 
     @classmethod
     def physical(cls, key: Key) -> Any:
@@ -104,7 +116,7 @@ def part(system: Any, path: str) -> Any:
 @functools.lru_cache(maxsize=256)
 def _useless(cls, key, path):
     """Return the reason why a part of the physical system cannot change or has no effect; "" if it has an effect."""
-    with foreign_rules():
+    with constructing():
         env = cls.default(key)
     try:
         value = jnp.asarray(part(cls.physical(key), path))

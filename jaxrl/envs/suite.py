@@ -346,11 +346,32 @@ class SuiteEnv(struct.PyTreeNode):
 
 
 class LibraryEnv(SuiteEnv):
-    """An environment of another library; its spaces are static fields."""
+    """An environment of another library; its spaces are static fields. A subclass also has `make_foreign`."""
 
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
     action_space: spaces.Space = struct.field(pytree_node=False)
+
+    @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        """Make the library's environment for `key`; runs eagerly, and only once per key."""
+        raise NotImplementedError
+
+    @classmethod
+    def foreign_of(cls, name: str, static: tuple[tuple[str, Hashable], ...] = ()) -> Any:
+        """Return the library's environment for a key, the name and the static parameters."""
+        return _made(cls, (name, static))
+
+    @property
+    def foreign(self) -> Any:
+        """The library's environment."""
+        return _made(type(self), self.key)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(cls: type[LibraryEnv], key: Key) -> Any:
+    with constructing():
+        return cls.make_foreign(key)
 
 
 def add_suite[Suite: SuiteEnv](cls: type[Suite]) -> tuple[Callable[[], Sequence[str]], Callable[..., Suite]]:
@@ -555,11 +576,6 @@ def constructing() -> Generator[None]:
     """Enable `foreign_rules` and compute eagerly, so that cached values are never tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
-
-
-def made_once[Made](function: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Decorate a function that makes a library's environment, so that it runs eagerly and only once per key."""
-    return functools.lru_cache(maxsize=256)(constructing()(function))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import resumed
+from helpers.refused import raises
 from helpers.suite_samples import needs
 from helpers.tiers import one_quick
 
@@ -287,10 +288,8 @@ def test_tic_tac_toe_is_won_and_defended(kind):
 
 @needs("pgx")
 def test_turns_are_of_games_of_two():
-    with pytest.raises(ConfigError, match=r"'turns'; known: random, self"):
-        jaxrl.make("pgx:sparrow_mahjong", opponent="turns")
-    with pytest.raises(ConfigError, match=r"parameter .* 'opponent'"):
-        jaxrl.make("pgx:2048", opponent="turns")
+    raises(ConfigError, r"'turns'; known: random, self", jaxrl.make, "pgx:sparrow_mahjong", opponent="turns")
+    raises(ConfigError, r"parameter .* 'opponent'", jaxrl.make, "pgx:2048", opponent="turns")
 
 
 @needs("pgx")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BATCH, SPEC, initial, transitions
 from helpers.programs import DQN, ENV, all_finite, anakin, assert_equal
+from helpers.refused import raises
 from helpers.streams import Fed, rows_of
 from helpers.tiers import one_quick
 
@@ -109,8 +110,7 @@ def test_a_run_is_the_same_on_any_number_of_devices():
     ],
 )
 def test_what_is_refused(algo, words):
-    with pytest.raises(ValueError, match=words):
-        jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=1_000, progress=False)
+    raises(ValueError, words, jaxrl.train, algo, "gymnax:CartPole-v1", total_steps=1_000, progress=False)
 
 
 def test_demonstrations_without_rewards_have_no_views():
@@ -120,5 +120,12 @@ def test_demonstrations_without_rewards_have_no_views():
 
 def test_an_update_without_priorities_is_named(monkeypatch):
     monkeypatch.setattr(combined_replay, "priorities", lambda *_: {})
-    with pytest.raises(ValueError, match="DQN.update must return .*'replay'"):
-        jaxrl.train(DQN.replace(prioritized=fields.PrioritizedReplay()), ENV, total_steps=256, topology=anakin())
+    raises(
+        ValueError,
+        "DQN.update must return .*'replay'",
+        jaxrl.train,
+        DQN.replace(prioritized=fields.PrioritizedReplay()),
+        ENV,
+        total_steps=256,
+        topology=anakin(),
+    )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.refused import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,5 +147,13 @@ def test_epsilon_greedy_explores_uniformly_among_allowed_actions():
 
 def test_a_policy_loss_of_ones_own_must_be_one_of_every_entry():
     algo = jaxrl.PPO(policy_loss=lambda ratio, advantage, clip: ratio.mean(), rollout_length=4)
-    with pytest.raises(ConfigError, match=r"shape \(\).* \(1, 8\)"):
-        jaxrl.train(algo, "probe:Constant", total_steps=64, num_envs=8, progress=False)
+    raises(
+        ConfigError,
+        r"shape \(\).* \(1, 8\)",
+        jaxrl.train,
+        algo,
+        "probe:Constant",
+        total_steps=64,
+        num_envs=8,
+        progress=False,
+    )

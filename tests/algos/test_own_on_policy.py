@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.programs import resumed
+from helpers.refused import raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, MLP, ActorCritic
 
 PAGE = Path(__file__).parents[2] / "docs" / "new_algorithm.md"
@@ -36,15 +37,23 @@ def small(vpg, **fields):
 
 def test_it_is_registered_by_its_name(vpg):
     assert jaxrl.algos.make_algorithm("vpg", gamma=0.9) == vpg(gamma=0.9)
-    with pytest.raises(jaxrl.JaxrlError, match="gamma"):
-        jaxrl.train(small(vpg).replace(gamma=2.0), "probe:Constant", total_steps=64, **SETTINGS)
+    raises(
+        jaxrl.JaxrlError,
+        "gamma",
+        jaxrl.train,
+        small(vpg).replace(gamma=2.0),
+        "probe:Constant",
+        total_steps=64,
+        **SETTINGS,
+    )
 
 
 def test_a_class_without_an_update_is_refused_by_what_it_lacks(vpg):
     fields = {name: thing for name, thing in vars(vpg).items() if callable(thing) and name in ("act", "init", "actor")}
     half = type("Half", (), fields)()
-    with pytest.raises(ConfigError, match="^Half lacks resolve, validate"):
-        jaxrl.train(half, "probe:Constant", total_steps=64, **SETTINGS)
+    raises(
+        ConfigError, "^Half lacks resolve, validate", jaxrl.train, half, "probe:Constant", total_steps=64, **SETTINGS
+    )
 
 
 def test_an_act_that_returns_an_action_alone_is_told_what_to_return(vpg):
@@ -52,8 +61,9 @@ def test_an_act_that_returns_an_action_alone_is_told_what_to_return(vpg):
         return vpg.act(self, actor, timestep, carry, key, spec=spec, explore=explore).action
 
     algo = jaxrl.algos.base.algorithm(type("Bare", (vpg,), {"act": act, "__module__": __name__}))
-    with pytest.raises(ConfigError, match=r"^Bare.act .*ActorOutput"):
-        jaxrl.train(small(algo), "probe:Constant", total_steps=64, **SETTINGS)
+    raises(
+        ConfigError, r"^Bare.act .*ActorOutput", jaxrl.train, small(algo), "probe:Constant", total_steps=64, **SETTINGS
+    )
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from helpers.on_policy import SPEC, T, collect, learner, moments, updated
+from helpers.refused import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,8 +105,7 @@ def test_the_entropy_bonus_suits_actions_and_observations():
 @pytest.mark.parametrize("field", ["minibatches", "entropy_cost"])
 def test_what_is_open_is_not_guessed(field):
     state, rollout = made(ALGO)
-    with pytest.raises(ConfigError, match=rf"{field} is not set"):
-        updated(ALGO.replace(**{field: None}), state, rollout)
+    raises(ConfigError, rf"{field} is not set", updated, ALGO.replace(**{field: None}), state, rollout)
 
 
 def test_the_limits_are_on_all_parts_together():

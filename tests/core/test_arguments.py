@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,8 +87,7 @@ def test_all_problems_are_raised_at_once():
         "name=3 must be a string",
         "fine=1 must be True or False",
     ]
-    with pytest.raises(TypeError, match="missing"):
-        _counts()
+    raises(TypeError, "missing", _counts)
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -127,10 +127,8 @@ def test_what_a_user_registers_comes_back():
         assert there_and_back((Mine(5), Mine(items=7))) == (Mine(5), Mine(items=7))
         assert there_and_back({"rule": scaled}) == {"rule": scaled}
         assert encode(Mine())["type"] == "user:Mine" and encode(scaled) == {"registered": "user:my_rule"}
-        with pytest.raises(ConfigError, match="did you mean 'Mine'"):
-            decode({"type": "user:Min"})
-        with pytest.raises(ConfigError, match="not a dataclass"):
-            decode({"type": "user:my_rule", "learning_rate": 1})
+        raises(ConfigError, "did you mean 'Mine'", decode, {"type": "user:Min"})
+        raises(ConfigError, "not a dataclass", decode, {"type": "user:my_rule", "learning_rate": 1})
     refused(lambda: decode({"type": "user:Mine"}), "jaxrl.register")
 
 
@@ -148,10 +146,8 @@ def test_files_name_no_modules():
 
 def test_what_a_file_names_is_not_imported():
     for name in ("os:system", "subprocess:Popen", "jaxrl.run.training:train", "jaxrl.networks.torsos:MLP", "mlp", ""):
-        with pytest.raises(ConfigError, match="is not a registered name"):
-            decode({"type": name})
-        with pytest.raises(ConfigError, match="is not a registered name"):
-            decode({"registered": name})
+        raises(ConfigError, "is not a registered name", decode, {"type": name})
+        raises(ConfigError, "is not a registered name", decode, {"registered": name})
     refused(lambda: decode({"type": "torso:mpl"}), "'mpl'; did you mean 'mlp'")
 
 
@@ -198,8 +194,7 @@ def test_deep_nesting_is_refused():
 
 def test_what_cannot_be_written_says_so_when_it_is_read():
     assert " at 0x" not in json.dumps(encode(test_values)), "else a run could not be resumed by another process"
-    with pytest.raises(ConfigError, match=r"<function[\s\S]*algo=..., env="):
-        there_and_back(test_values)
+    raises(ConfigError, r"<function[\s\S]*algo=..., env=", there_and_back, test_values)
 
 
 def test_fields_of_older_configurations_are_those_of_parts():

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.strict_json import parse_strictly
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,22 +107,19 @@ def test_nothing_is_passed_over_behind_a_link(tmp_path):
     (tmp_path / "whole").symlink_to("data")
     files.check_regular(tmp_path / "whole")
     (tmp_path / "data" / "folder" / "link").symlink_to("../../elsewhere")
-    with pytest.raises(OSError, match="a symbolic link to a folder"):
-        files.check_regular(tmp_path / "data")
+    raises(OSError, "a symbolic link to a folder", files.check_regular, tmp_path / "data")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300])
 def test_nesting_is_bounded(tmp_path, text):
-    with pytest.raises(ValueError, match="nested too deeply"):
-        files.parse_json(text)
+    raises(ValueError, "nested too deeply", files.parse_json, text)
     assert files.parse_json("[" * 100 + "]" * 100) is not None
 
 
 def test_sizes_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST", 1 << 20)
     (tmp_path / "file").write_text(" " * (1 << 20) + "1")
-    with pytest.raises(ValueError, match="larger than the limit of 1 MiB"):
-        files.read_json(tmp_path / "file")
+    raises(ValueError, "larger than the limit of 1 MiB", files.read_json, tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", [str, Path])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,8 +98,7 @@ def calls():
 @pytest.mark.parametrize(("name", "call"), list(calls()), ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True], ids=repr)
 def test_every_call_refuses_what_is_not_a_seed(name, call, seed):
-    with pytest.raises(ConfigError, match=rf"seeds?={seed!r} "):
-        call(seed)
+    raises(ConfigError, rf"seeds?={seed!r} ", call, seed)
 
 
 @pytest.mark.long
@@ -110,16 +110,14 @@ def test_a_policy_is_evaluated_drawn_and_exported_by_seeds_alone(trained, tmp_pa
         lambda seed: jaxrl.export_rlds(result.policy, "gymnax:CartPole-v1", tmp_path / "a", episodes=1, seed=seed),
         lambda seed: next(follow(tmp_path, seed=seed)),
     ):
-        with pytest.raises(ConfigError, match="seed=-2 "):
-            call(-2)
+        raises(ConfigError, "seed=-2 ", call, -2)
     assert not list(tmp_path.iterdir())
     data = jaxrl.load_dataset(
         f"rlds:{jaxrl.export_rlds(result.policy, 'gymnax:CartPole-v1', tmp_path / 'a', episodes=4, progress=False)}"
     )
     for call in (lambda seed: data.split(0.5, seed=seed), lambda seed: data.loader(2, seed=seed)):
         for seed in (-2, 2**63, 1.5):
-            with pytest.raises(ConfigError, match=rf"seed={seed} "):
-                call(seed)
+            raises(ConfigError, rf"seed={seed} ", call, seed)
     large = [result.evaluate(8, seed=seed).returns.tolist() for seed in (1, 2**32 + 1, np.int64(2**32 + 1))]
     assert large[0] != large[1] == large[2]
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import assert_equal
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.packing import Packing
@@ -72,5 +73,4 @@ def test_nothing_is_nothing(given):
 @pytest.mark.parametrize("now", [jnp.zeros(B, jnp.int32), jnp.zeros(B, bool), jnp.zeros((B, 1), jnp.float32)])
 def test_bits_of_another_type_are_not_taken_for_those_of_the_first(now):
     packing = Packing.of({"state": {"x": jnp.zeros(B, jnp.float32)}, "y": jnp.zeros(B, bool)}, B)
-    with pytest.raises(ConfigError, match=r"\['x'\] was float32\[3\]"):
-        packing.pack({"state": {"x": now}, "y": jnp.zeros(B, bool)})
+    raises(ConfigError, r"\['x'\] was float32\[3\]", packing.pack, {"state": {"x": now}, "y": jnp.zeros(B, bool)})

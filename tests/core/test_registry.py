@@ -5,7 +5,7 @@ import json
 
 import pytest
 from helpers.processes import python
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -81,8 +81,7 @@ def test_a_cell_may_be_run_again_but_another_definition_not():
     again.__module__, again.__qualname__ = Mine.__module__, Mine.__qualname__
     jaxrl.register("mine", again)
     assert registry.find("user:mine") is again
-    with pytest.raises(ConfigError, match="'mine' is taken by .*Mine"):
-        jaxrl.register("mine", rule)
+    raises(ConfigError, "'mine' is taken by .*Mine", jaxrl.register, "mine", rule)
     with pytest.raises(ConfigError, match="taken"):
         jaxrl.register("mine:One-v0", lambda: None)
         jaxrl.register("mine:One-v0", lambda: None)
@@ -90,8 +89,7 @@ def test_a_cell_may_be_run_again_but_another_definition_not():
 
 def test_an_algorithm_is_registered_by_its_decorator():
     assert jaxrl.register(jaxrl.PPO) is jaxrl.PPO and "PPO" not in registry.registered("user")
-    with pytest.raises(ConfigError, match="'ppo' is taken by .*ppo.PPO"):
-        registry.add("algorithm", ppo=Mine)
+    raises(ConfigError, "'ppo' is taken by .*ppo.PPO", registry.add, "algorithm", ppo=Mine)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "-x", "a/b", ":x", "mine:", "user:X", "gymnax:X", "pro be:X"])

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core import resources
@@ -171,8 +172,7 @@ def test_a_worker_that_takes_more_memory_ends_the_run_and_not_the_machine():
     host.reset()
     for _ in range(2):
         host.step([0])
-    with pytest.raises(EnvironmentFailedError, match="MemoryError"):
-        host.step([0])
+    raises(EnvironmentFailedError, "MemoryError", host.step, [0])
     host.close()
 
 

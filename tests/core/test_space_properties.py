@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -305,8 +306,7 @@ def test_what_lies_within_whatever_its_type():
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(made, said):
-    with pytest.raises(ConfigError, match=said):
-        made()
+    raises(ConfigError, said, made)
 
 
 def test_spaces_hold_their_own_copy_of_the_bounds():

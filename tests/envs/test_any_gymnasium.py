@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as foreign
 from helpers.programs import NUM_ENVS, ROWS, all_finite
-from helpers.refused import refused
+from helpers.refused import raises, refused
 
 import jaxrl
 from jaxrl.cli import main
@@ -121,8 +121,7 @@ def test_a_policy_reads_the_environments_own_tuples(trained):
     ids=lambda x: type(x).__name__,
 )
 def test_what_cannot_be_read_says_what_to_do(space, says):
-    with pytest.raises(ConfigError, match=says):
-        jaxrl.make(Shown, space=space)
+    raises(ConfigError, says, jaxrl.make, Shown, space=space)
 
 
 def test_a_text_among_numbers_is_left_out_by_the_command_that_the_error_shows():
@@ -173,8 +172,15 @@ def test_a_wrapper_of_a_module_in_workers():
     host.reset(), host.step(np.zeros(1, np.int32))
     assert host.step(np.zeros(1, np.int32)).reward.tolist() == [6.0]
     host.close()
-    with pytest.raises(ConfigError, match="may set wrappers"):
-        recipe.restore("Counting-v0", recipe.parameters, recipe.observation_space, recipe.action_space)
+    raises(
+        ConfigError,
+        "may set wrappers",
+        recipe.restore,
+        "Counting-v0",
+        recipe.parameters,
+        recipe.observation_space,
+        recipe.action_space,
+    )
 
 
 def test_wrappers_of_a_class_that_is_passed():
@@ -182,8 +188,7 @@ def test_wrappers_of_a_class_that_is_passed():
     host.reset()
     assert host.step(np.zeros(1, np.int32)).reward.tolist() == [2.0]
     host.close()
-    with pytest.raises(ConfigError, match="wrappers: .*already made"):
-        jaxrl.make(Shown(), wrappers="FlattenObservation")
+    raises(ConfigError, "wrappers: .*already made", jaxrl.make, Shown(), wrappers="FlattenObservation")
 
 
 # --- what a newcomer meets ---------------------------------------------------------------------------------------
@@ -200,8 +205,13 @@ def test_a_run_on_another_packages_environment_says_the_flags_that_load_it():
 
 
 def test_rewards_of_several_objectives_say_what_to_do():
-    with pytest.raises(EnvironmentFailedError, match="gymnasium.RewardWrapper"):
-        jaxrl.make(Shown, wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}})
+    raises(
+        EnvironmentFailedError,
+        "gymnasium.RewardWrapper",
+        jaxrl.make,
+        Shown,
+        wrappers={f"{__name__}:Doubled": {"by": np.ones(2)}},
+    )
 
 
 def test_envs_lists_the_constructors_arguments(capsys):
@@ -220,8 +230,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(tmp_path, monk
 def test_what_is_registered_for_batches_alone_is_refused():
     gymnasium.register("OnlyVector-v0", vector_entry_point="gymnasium.vector:SyncVectorEnv")
     try:
-        with pytest.raises(ConfigError, match="only registered as a vectorized environment"):
-            jaxrl.make("gymnasium:OnlyVector-v0")
+        raises(ConfigError, "only registered as a vectorized environment", jaxrl.make, "gymnasium:OnlyVector-v0")
     finally:
         del gymnasium.registry["OnlyVector-v0"]
 
@@ -234,8 +243,7 @@ def test_minigrid():
     """PPO solves Empty-5x5 (best 0.955, random near 0.2), one seed."""
     pytest.importorskip("minigrid")
     name = "gymnasium:minigrid:MiniGrid-Empty-5x5-v0"
-    with pytest.raises(ConfigError, match="'mission'.*leave it out"):
-        jaxrl.make(name)
+    raises(ConfigError, "'mission'.*leave it out", jaxrl.make, name)
     env = jaxrl.make(name, wrappers="minigrid.wrappers:ImgObsWrapper")
     jaxrl.check_env(env, steps=120)
     result = jaxrl.train(jaxrl.PPO(), env, total_steps=150_000, explore_in_evaluation=True, progress=False)
@@ -286,8 +294,7 @@ def test_wrappers_that_a_file_cannot_ask_for(name):
 
     recipe = jaxrl.make("gymnasium:Pendulum-v1")
     spaces = recipe.observation_space, recipe.action_space
-    with pytest.raises(ConfigError, match=name):
-        GymnasiumRecipe.restore("Pendulum-v1", {"wrappers": ((name, {}),)}, *spaces)
+    raises(ConfigError, name, GymnasiumRecipe.restore, "Pendulum-v1", {"wrappers": ((name, {}),)}, *spaces)
     for spoiled in (5, "RecordVideo", (("FlattenObservation",),)):
         with pytest.raises(ConfigError):
             GymnasiumRecipe.restore("Pendulum-v1", {"wrappers": spoiled}, *spaces)

@@ -11,7 +11,9 @@ import pytest
 from flax import struct
 from helpers.played import played
 from helpers.processes import python
+from helpers.refused import raises
 from helpers.registered import nothing_registered_for_good
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl import envs
@@ -19,7 +21,6 @@ from jaxrl.core import config
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import wrappers
 from jaxrl.envs.configs import from_config, full_name, to_config
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.probes import Probe
 from jaxrl.run.loop.run_loop import Loop
 
@@ -127,16 +128,14 @@ def test_environments_and_wrappers_of_a_user():
     with nothing_registered_for_good():
         jaxrl.register("mine:Corridor-v0", Corridor)
         env = jaxrl.make("mine:Corridor-v0", length=5, wrappers=[Doubled])
-        with pytest.raises(ConfigError, match="jaxrl.register"):
-            there_and_back(env)
+        raises(ConfigError, "jaxrl.register", there_and_back, env)
         jaxrl.register(Doubled)
         config = to_config(env)
         assert full_name(config) == "mine:Corridor-v0" and config["parameters"]["length"] == 5
         back = there_and_back(env)
         assert jax.tree.structure(back) == jax.tree.structure(env)
         assert back.env.env.env.length == 5 and back.env.factor == 2.0
-    with pytest.raises(ConfigError, match="'mine:Corridor-v0'.*register"):
-        from_config(config)
+    raises(ConfigError, "'mine:Corridor-v0'.*register", from_config, config)
     with nothing_registered_for_good():
         jaxrl.register(Corridor)
         assert there_and_back(Corridor(length=2)) == Corridor(length=2)
@@ -165,8 +164,7 @@ def test_what_a_registered_function_makes_is_written_by_its_name_and_parameters(
             back = there_and_back(there_and_back(now))
             assert jax.tree.structure(back) == jax.tree.structure(now) and to_config(back) == to_config(now)
             jax.tree.map(np.testing.assert_array_equal, back, now)
-    with pytest.raises(ConfigError, match="'mine:Corridor-v0'.*register"):
-        from_config(config)
+    raises(ConfigError, "'mine:Corridor-v0'.*register", from_config, config)
 
 
 def test_so_are_recipes_that_no_file_can_make():
@@ -197,8 +195,7 @@ def test_runs_that_cannot_be_loaded_say_so_before_they_train(tmp_path, monkeypat
 
 
 def test_classes_that_are_not_registered_are_said_to_be_so():
-    with pytest.raises(ConfigError, match=r"Corridor.*could not be written"):
-        there_and_back(Corridor())
+    raises(ConfigError, r"Corridor.*could not be written", there_and_back, Corridor())
 
 
 GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
@@ -237,8 +234,7 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
     ids=lambda value: str(value)[:70],
 )
 def test_files_that_jaxrl_did_not_write(change, words):
-    with pytest.raises(ConfigError, match=words):
-        from_config(GOOD | change)
+    raises(ConfigError, words, from_config, GOOD | change)
 
 
 @pytest.mark.long
@@ -262,10 +258,8 @@ def test_environments_of_other_libraries_are_made_by_hand_only(monkeypatch):
     recipe = jaxrl.make("gymnasium:Old-v0")
     recipe.build(1, 0).close()
     for read, written in ((from_config, to_config(recipe)), (config.decode, config.encode(recipe))):
-        with pytest.raises(ConfigError, match="gymnasium:Old-v0"):
-            read(written)
-    with pytest.raises(ConfigError, match="no field by_hand"):
-        config.decode(config.encode(recipe) | {"by_hand": True})
+        raises(ConfigError, "gymnasium:Old-v0", read, written)
+    raises(ConfigError, "no field by_hand", config.decode, config.encode(recipe) | {"by_hand": True})
 
 
 def test_reading_a_host_recipe_makes_no_environment(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 from helpers.counted import assert_counted
 from helpers.programs import all_finite
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -90,8 +90,7 @@ def test_discounts_come_with_observations_unless_the_spec_has_0_and_1_alone(spec
 def test_a_discount_that_the_spec_has_not_is_an_error():
     host = jaxrl.from_dm_env(dm_probes.Counting, within=0.9, spec=specs.DiscreteArray(2)).build(1, 0)
     host.reset()
-    with pytest.raises(EnvironmentFailedError, match="discount is 0.9"):
-        host.step(ACTION[:1])
+    raises(EnvironmentFailedError, "discount is 0.9", host.step, ACTION[:1])
 
 
 def test_the_contract():
@@ -160,8 +159,7 @@ def test_specs(what, spec, ours):
     ids=str,
 )
 def test_specs_that_are_refused(what, spec, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.from_dm_env(dm_probes.bandit, what=what, spec=spec)
+    raises(ConfigError, words, jaxrl.from_dm_env, dm_probes.bandit, what=what, spec=spec)
 
 
 def test_actions_are_counted_from_the_specs_lowest():
@@ -207,8 +205,7 @@ def test_faults_are_named(fault, words, workers):
     ],
 )
 def test_mistakes(factory, parameters, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.from_dm_env(factory, **parameters)
+    raises(ConfigError, words, jaxrl.from_dm_env, factory, **parameters)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -237,8 +234,7 @@ def test_it_is_registered_trained_and_loaded(tmp_path):
 
 def test_without_dm_control_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("jaxrl.core.suites.installed", lambda suite: suite != "dm_control")
-    with pytest.raises(MissingExtraError, match=r"jaxrl\[dm_control\].*--no-deps"):
-        jaxrl.make("dm_control:cartpole-balance")
+    raises(MissingExtraError, r"jaxrl\[dm_control\].*--no-deps", jaxrl.make, "dm_control:cartpole-balance")
 
 
 @pytest.fixture

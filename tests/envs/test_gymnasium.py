@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces as foreign
 from helpers.counted import assert_counted
 from helpers.programs import DQN, NUM_ENVS, PPO, ROWS, all_finite
-from helpers.refused import refused
+from helpers.refused import raises, refused
 
 import jaxrl
 from jaxrl.cli import main
@@ -99,16 +99,9 @@ def test_seeds_do_not_depend_on_workers_or_on_how_many_there_are():
 def test_observation_spaces(theirs, ours, element, read):
     got = conversion.observations(theirs, "it")
     assert got.space == ours
-    value = got.convert(element)
-
-    def same(value, read, space):
-        if isinstance(space, spaces.Dict):
-            assert set(value) == set(read)
-            return all(same(value[name], read[name], child) for name, child in space.items)
+    for _, space, value, expected in spaces.leaves_with_path(ours, got.convert(element), read):
         assert value.dtype == space.dtype and value.shape == space.shape
-        return np.array_equal(value, read)
-
-    assert same(value, read, ours)
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +146,7 @@ def test_actions_of_several_parts(workers):
     shown = host.step(actions)
     assert shown.observation.tolist() == [[0.5, 2.0, 2.0, 0.0, 1.0, 1.0], [-1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
     assert shown.reward.tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match=r"shape \(1,\); use \(2,\)"):
-        host.step(actions | {"gear": np.int32([1])})
+    raises(ValueError, r"shape \(1,\); use \(2,\)", host.step, actions | {"gear": np.int32([1])})
     host.close()
 
 
@@ -170,8 +162,7 @@ def test_actions_of_several_parts(workers):
     ],
 )
 def test_spaces_that_are_refused_by_name(convert, space, message):
-    with pytest.raises(ConfigError, match=message):
-        convert(space, "it")
+    raises(ConfigError, message, convert, space, "it")
 
 
 # --- misuse ------------------------------------------------------------------------------------------------------
@@ -184,11 +175,9 @@ def test_misuse_and_closing(name, parameters):
     recipe = jaxrl.make(name, **parameters)
     recipe.build(1, 0).close()  # before it began
     host = recipe.build(2, 0)
-    with pytest.raises(RuntimeError, match="before it was reset"):
-        host.step(np.zeros(2, np.int32))
+    raises(RuntimeError, "before it was reset", host.step, np.zeros(2, np.int32))
     host.reset()
-    with pytest.raises(ValueError, match=r"shape \(3,\).*use \(2,\)"):
-        host.step(np.zeros(3, np.int32))
+    raises(ValueError, r"shape \(3,\).*use \(2,\)", host.step, np.zeros(3, np.int32))
     again = host.reset()
     assert again.first.all() and not again.episode.returns.any()
     if name == NAME:
@@ -197,8 +186,7 @@ def test_misuse_and_closing(name, parameters):
     host.close()
     host.close()
     for call in (host.reset, lambda: host.step(np.zeros(2, np.int32))):
-        with pytest.raises(RuntimeError, match="was closed"):
-            call()
+        raises(RuntimeError, "was closed", call)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +202,7 @@ def test_misuse_and_closing(name, parameters):
     ],
 )
 def test_wrong_parameters(parameters, message):
-    with pytest.raises(ConfigError, match=message):
-        jaxrl.make(NAME, **parameters)
+    raises(ConfigError, message, jaxrl.make, NAME, **parameters)
 
 
 @pytest.mark.parametrize(
@@ -250,11 +237,9 @@ def test_workers_need_environments_that_they_can_import(monkeypatch):
     gymnasium.register("Lambda-v0", entry_point=lambda: host_probes.Counting())
     gymnasium.register("Main-v0", entry_point=host_probes.Counting)
     try:
-        with pytest.raises(ConfigError, match="within a function.*workers=0"):
-            jaxrl.make("gymnasium:Lambda-v0", workers=1)
+        raises(ConfigError, "within a function.*workers=0", jaxrl.make, "gymnasium:Lambda-v0", workers=1)
         monkeypatch.setattr(host_probes.Counting, "__module__", "__main__")
-        with pytest.raises(ConfigError, match="main program.*workers=0"):
-            jaxrl.make("gymnasium:Main-v0", workers=1)
+        raises(ConfigError, "main program.*workers=0", jaxrl.make, "gymnasium:Main-v0", workers=1)
         assert jaxrl.make("gymnasium:Main-v0").build(1, 0).reset().first.all()
     finally:
         del gymnasium.registry["Lambda-v0"], gymnasium.registry["Main-v0"]
@@ -266,8 +251,7 @@ def test_options_of_a_file_that_the_environment_does_not_know(workers):
     recipe = adapter.GymnasiumRecipe.restore(
         "CartPole-v1", {"nonsense": 1, "workers": workers}, made.observation_space, made.action_space
     )
-    with pytest.raises(EnvironmentFailedError, match=r"(?s)CartPole-v1.*nonsense"):
-        recipe.build(1, 0)
+    raises(EnvironmentFailedError, r"(?s)CartPole-v1.*nonsense", recipe.build, 1, 0)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from helpers.refused import refused
 import jaxrl
 from jaxrl import envs
 from jaxrl.envs import gymnax as adapter
-from jaxrl.envs import gymnax_rules
 
 
 def rollout_range(env):
@@ -37,11 +36,11 @@ def rollout_range(env):
 
 
 def declared_and_true(name):
-    env, params = adapter.foreign((name, ()))
+    env, params = adapter.GymnaxEnvironment.foreign_of(name)
     with envs.suite.foreign_rules():
-        declared = gymnax_rules.convert(env.observation_space(params))
+        declared = adapter.convert(env.observation_space(params))
         raw = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]
-    return declared, gymnax_rules.spaces_of(name, env, params)["observation_space"], raw
+    return declared, adapter.spaces_of(name, env, params)["observation_space"], raw
 
 
 QUICK = ("CartPole-v1", "Catch-bsuite", "Breakout-MinAtar")
@@ -63,7 +62,7 @@ def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(
     assert bool(true.contains(low)) and bool(true.contains(high))
     fits = raw.dtype == declared.dtype and bool(declared.contains(low)) and bool(declared.contains(high))
     # That bandit's space is right at its defaults, and corrected for other parameters.
-    assert fits == (name not in gymnax_rules.WRONG_OBSERVATION_SPACES.keys() - {"BernoulliBandit-misc"})
+    assert fits == (name not in adapter.WRONG_OBSERVATION_SPACES.keys() - {"BernoulliBandit-misc"})
 
 
 def test_only_environments_that_download_are_left_out():

@@ -1,13 +1,12 @@
 """What every suite of `jaxrl.envs.suites` holds; the rest of each is in its own file of tests/envs/suites."""
 
-from collections import defaultdict
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from helpers.legal_play import outside, play
-from helpers.programs import NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers.programs import PPO, ROWS, anakin, assert_equal
 from helpers.refused import refused
 from helpers.suite_samples import SAMPLES, SUITES, adapter, each_suite
 
@@ -15,10 +14,8 @@ import jaxrl
 from jaxrl.core import suite_modules
 from jaxrl.core.types import env_spec, num_agents
 from jaxrl.envs.drawings import drawing_of
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.run.callbacks import FunctionCallback
-from jaxrl.run.recording.recorder import Record
 
 ROOT = Path(__file__).parents[2]
 EACH = pytest.mark.parametrize("suite", each_suite())
@@ -107,27 +104,3 @@ def test_a_killed_run_is_the_whole_one_and_four_devices_are_one(suite, tmp_path)
     assert_equal(whole.state, resumed.state)
     four = train(suite, None, devices=4)
     assert_equal(whole.state, four.state, 1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("suite", each_suite())
-def test_a_recording_is_what_the_actions_in_it_lead_to(suite, tmp_path):
-    """Stepped one by one, from the same seed, with the recorded actions, the environment shows the recorded steps."""
-    env = environment(suite)
-    train(suite, None, record=Record(tmp_path / "data"))
-    lives = defaultdict(list)
-    for episode in jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}"):
-        lives[episode.metadata["env_index"]].append(episode.steps)
-    lives = [jax.tree.map(lambda *x: np.concatenate(x), *lives[column]) for column in range(NUM_ENVS)]
-    length = min(len(life["is_first"]) for life in lives)  # an episode that only began is not recorded
-    assert length >= TOTAL // NUM_ENVS - 1
-    steps = jax.tree.map(lambda *x: np.stack([part[:length] for part in x], axis=1), *lives)  # [time, environment]
-    host = ServedFromHost(env).build(NUM_ENVS, 0)
-    shown = host.reset()
-    for now in range(length):
-        assert_equal(jax.tree.map(lambda x, now=now: x[now], steps["observation"]), shown.observation, 1e-5)
-        assert steps["is_first"][now].tolist() == shown.first.tolist()
-        assert steps["is_terminal"][now].tolist() == shown.terminated.tolist()
-        if now + 1 < length:
-            shown = host.step(jax.tree.map(lambda x, now=now: x[now], steps["action"]))
-    assert steps["is_last"].any(), "an episode ends within the run"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 from gymnasium import spaces as foreign
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.strict_json import read_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,8 +176,7 @@ def test_actions_of_boxes_are_clipped_to_the_bounds_that_they_have():
     ],
 )
 def test_more_choices_than_can_be_counted_are_refused_by_name(theirs):
-    with pytest.raises(ConfigError, match="action space Box.*nvec="):
-        conversion.actions(theirs, "it")
+    raises(ConfigError, "action space Box.*nvec=", conversion.actions, theirs, "it")
 
 
 def test_specs_of_dm_env():
@@ -294,8 +293,7 @@ def test_a_batch_is_as_the_environment_has_it_and_in_jax_it_is_ours(policy):
 def test_an_observation_outside_is_refused_by_name(policy):
     shown, _ = Strict().reset(seed=0)
     for name, wrong in (("where", 0), ("pair", [4, 0]), ("bits", np.int8([0, 2]))):
-        with pytest.raises(ConfigError, match="not an integer within its space"):
-            policy(shown | {name: np.asarray(wrong)})
+        raises(ConfigError, "not an integer within its space", policy, shown | {name: np.asarray(wrong)})
 
 
 class Counting(gymnasium.Env):
@@ -359,8 +357,7 @@ def test_runs_of_earlier_versions_have_no_native_spaces_and_go_on(run, tmp_path)
     assert read_json(path / "config.json")["native"] == written["native"]
     for wrong in (3, {"type": "space:discrete", "n": 2}, written["native"] | {"action": []}):
         (path / "config.json").write_text(json.dumps(written | {"native": wrong}))
-        with pytest.raises(ConfigError, match="native"):
-            jaxrl.load(path)
+        raises(ConfigError, "native", jaxrl.load, path)
 
 
 def test_where_nothing_differs_policies_act_as_before():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.refused import refused
+from helpers.refused import raises, refused
 
 import jaxrl
 from jaxrl import spaces
@@ -87,8 +87,7 @@ def test_an_array_to_be_mapped_over_is_refused_where_a_run_needs_a_number(name, 
         "distance": lambda: ScaleReward(Own(distance=values), 2.0),
     }[name]()
     for call in (partial(jaxrl.train, PPO, **RUN), jaxrl.check_env):
-        with pytest.raises(ConfigError, match=f"parameter {name} of .*{re.escape(str(values.shape))}"):
-            call(env=env)
+        raises(ConfigError, f"parameter {name} of .*{re.escape(str(values.shape))}", call, env=env)
 
 
 def test_whole_runs_may_be_mapped_over_parameters():
@@ -120,12 +119,15 @@ def test_what_is_wrong_is_told_at_once():
     ],
 )
 def test_impossible_numbers_are_refused_when_made_and_when_changed(name, values, reason):
-    with pytest.raises(ConfigError, match=reason):
-        jaxrl.make(f"gymnax:{name}", **values)
-    with pytest.raises(ConfigError, match=reason):
-        with_parameters(jaxrl.make(f"gymnax:{name}"), **values)
+    raises(ConfigError, reason, jaxrl.make, f"gymnax:{name}", **values)
+    raises(ConfigError, reason, with_parameters, jaxrl.make(f"gymnax:{name}"), **values)
 
 
 def test_nan_within_an_array_is_refused():
-    with pytest.raises(ConfigError, match="parameter gravity=.* NaN"):
-        jaxrl.make("gymnax:CartPole-v1", gravity=np.array([9.8, np.nan], np.float32))
+    raises(
+        ConfigError,
+        "parameter gravity=.* NaN",
+        jaxrl.make,
+        "gymnax:CartPole-v1",
+        gravity=np.array([9.8, np.nan], np.float32),
+    )

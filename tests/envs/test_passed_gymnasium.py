@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as foreign
 from helpers.programs import SMALL
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -146,15 +146,13 @@ def test_instances_without_a_spec_are_lent():
         for _ in range(2):
             assert [row[1] for row in played(recipe, 1, 3)] == [0.0, factor, factor, factor]
         assert not env.unwrapped.closed, "it is the user's to close"
-        with pytest.raises(ConfigError, match="two .* same time.* class Pick"):
-            recipe.build(2, 0)
+        raises(ConfigError, "two .* same time.* class Pick", recipe.build, 2, 0)
         first = recipe.build(1, 0)
         with pytest.raises(ConfigError, match="two are needed"):
             envs.as_environment(Doubled(env)).build(1, 0)
         first.close()
         jaxrl.check_env(env, steps=6)
-        with pytest.raises(ConfigError, match="copied to another process"):
-            pickle.dumps(recipe)
+        raises(ConfigError, "copied to another process", pickle.dumps, recipe)
 
 
 SAME = Pick(1)
@@ -180,8 +178,7 @@ SAME = Pick(1)
     ],
 )
 def test_refusals(passed, settings, says):
-    with pytest.raises(ConfigError, match=says):
-        jaxrl.make(passed, **settings)
+    raises(ConfigError, says, jaxrl.make, passed, **settings)
 
 
 def test_a_function_that_gives_the_same_again():
@@ -199,13 +196,11 @@ def test_a_function_that_gives_the_same_again():
     ],
 )
 def test_training_says_what_an_instance_lacks(settings, says):
-    with pytest.raises(ConfigError, match=says):
-        jaxrl.train(jaxrl.PPO(), SAME, total_steps=64, progress=False, **settings)
+    raises(ConfigError, says, jaxrl.train, jaxrl.PPO(), SAME, total_steps=64, progress=False, **settings)
 
 
 def test_compiled_sweeps_say_that_it_is_on_the_host():
-    with pytest.raises(ConfigError, match=f"{PICK} is stepped on the host"):
-        jaxrl.sweep("ppo", Pick, total_steps=64, progress=False)
+    raises(ConfigError, f"{PICK} is stepped on the host", jaxrl.sweep, "ppo", Pick, total_steps=64, progress=False)
 
 
 ALGO = jaxrl.DQN(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.played import played
+from helpers.refused import raises
 
 from jaxrl import envs
 from jaxrl.core.errors import ConfigError
@@ -77,5 +78,4 @@ def test_no_part_of_a_composite_action_earns_anything_alone():
 def test_contract():
     for kinds in ({}, {"continuous": True}, {"composite": True}):
         envs.check_env(envs.make("probe:Truncated", **kinds), steps=20)
-    with pytest.raises(ConfigError, match="continuous=True or composite="):
-        envs.make("probe:Truncated", continuous=True, composite=True)
+    raises(ConfigError, "continuous=True or composite=", envs.make, "probe:Truncated", continuous=True, composite=True)

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.processes import python
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -46,13 +46,10 @@ def test_register():
         jaxrl.register("my:Probe-v0", lambda reward=1.0: Probe(reward=reward))
         assert "my:Probe-v0" in envs.environments()
         assert envs.make("my:Probe-v0", reward=3.0, auto_reset=None).env.reward == 3.0
-        with pytest.raises(ConfigError, match="did you mean 'my:Probe-v0'"):
-            envs.make("my:Prob-v0")
+        raises(ConfigError, "did you mean 'my:Probe-v0'", envs.make, "my:Prob-v0")
         for taken in ("my:Probe-v0", "gymnax:Mine-v0", "envpool:Mine-v0"):
-            with pytest.raises(ConfigError, match="taken"):
-                jaxrl.register(taken, Probe)
-        with pytest.raises(ConfigError, match="'my:Mine-v0'"):
-            jaxrl.register(":Mine-v0", Probe)
+            raises(ConfigError, "taken", jaxrl.register, taken, Probe)
+        raises(ConfigError, "'my:Mine-v0'", jaxrl.register, ":Mine-v0", Probe)
     assert "my:Probe-v0" not in envs.environments()
 
 
@@ -66,8 +63,7 @@ def test_every_name_is_listed_once_and_sorted():
 def test_a_missing_package_names_its_extra(name, monkeypatch):
     missing, installed = name.partition(":")[0], suites.installed
     monkeypatch.setattr(suites, "installed", lambda suite: suite != missing and installed(suite))
-    with pytest.raises(MissingExtraError, match=rf"jaxrl\[{missing}\]"):
-        envs.make(name)
+    raises(MissingExtraError, rf"jaxrl\[{missing}\]", envs.make, name)
     assert not any(known.startswith(f"{missing}:") for known in envs.environments())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.distributions import install, install_suite
 from helpers.processes import python
-from helpers.refused import refused
+from helpers.refused import raises, refused
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -64,8 +64,7 @@ def test_it_is_made_by_name_with_parameters(walks):
     refused(lambda: envs.make("walk:Ring"), "'walk'; did you mean 'walks'")
     refused(lambda: envs.make("Ring"), "'walks:Ring'")
     for length in (4.5, True, "five", [3]):
-        with pytest.raises(ConfigError, match="parameter length=.* default 5"):
-            envs.make("walks:Ring", length=length)
+        raises(ConfigError, "parameter length=.* default 5", envs.make, "walks:Ring", length=length)
     assert envs.make("walks:Ring", length=np.int64(4)).observation_space.shape == (4,)
     refused(lambda: envs.make("walks:Ring", slip="0.1,cost=0.2"), "str was passed instead of float")
 
@@ -105,11 +104,9 @@ def test_it_is_listed(walks, capsys):
 
 def test_numbers_that_change_nothing_are_refused(folder):
     install_suite(folder, "walks", MODULE.replace("-self.cost", "-0.0"))
-    with pytest.raises(ConfigError, match="cost=0.5 .*changes nothing"):
-        envs.make("walks:Ring", cost=0.5)
+    raises(ConfigError, "cost=0.5 .*changes nothing", envs.make, "walks:Ring", cost=0.5)
     env = envs.make("walks:Ring")
-    with pytest.raises(ConfigError, match="cost=0.5 .*changes nothing"):
-        envs.with_parameters(env, cost=0.5)
+    raises(ConfigError, "cost=0.5 .*changes nothing", envs.with_parameters, env, cost=0.5)
     written = to_config(env)
     assert envs.parameters(from_config(written | {"parameters": written["parameters"] | {"cost": 0.5}}))["cost"] == 0.5
 
@@ -149,8 +146,7 @@ def test_a_module_that_is_no_suite_is_an_error_that_names_its_package(folder, co
         lambda: envs.make("mine:X"),
         lambda: from_config({"suite": "mine", "name": "X", "parameters": {}, "wrappers": []}),
     ):
-        with pytest.raises(ConfigError, match=words):
-            look_up()
+        raises(ConfigError, words, look_up)
     assert main.main(["train", "ppo", "--env", "mine:X", "--total-steps", "8"]) == 2
     assert re.search(words, " ".join(capsys.readouterr().err.split()))
     with pytest.warns(UserWarning, match="mine.*not listed"):
@@ -160,8 +156,12 @@ def test_a_module_that_is_no_suite_is_an_error_that_names_its_package(folder, co
 
 def test_a_module_that_registers_no_class_is_said_to(folder):
     install_suite(folder, "mine", "def names():\n    return ('X',)\ndef make(name):\n    return None")
-    with pytest.raises(ConfigError, match=r'does not register the class.*registry.add\("suite", mine=CLASS\)'):
-        from_config({"suite": "mine", "name": "X", "parameters": {}, "wrappers": []})
+    raises(
+        ConfigError,
+        r'does not register the class.*registry.add\("suite", mine=CLASS\)',
+        from_config,
+        {"suite": "mine", "name": "X", "parameters": {}, "wrappers": []},
+    )
 
 
 @pytest.mark.parametrize("name", [*suite_modules.SUITES, "user", "dm_env", "two words"])
@@ -187,8 +187,7 @@ def test_a_folder_that_is_on_the_path_twice_has_one_suite(walks):
 
 
 def test_an_installed_suite_takes_no_registrations(walks):
-    with pytest.raises(ConfigError, match="walks:Mine.* is taken"):
-        jaxrl.register("walks:Mine", lambda: None)
+    raises(ConfigError, "walks:Mine.* is taken", jaxrl.register, "walks:Mine", lambda: None)
 
 
 @pytest.mark.long

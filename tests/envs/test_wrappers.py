@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 from helpers.discounted import Discounted
 from helpers.played import played
-from helpers.refused import refused
+from helpers.refused import raises, refused
 
 import jaxrl
 from jaxrl.cli import main
@@ -292,11 +292,9 @@ def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
         ((RescaleAction,), "RescaleAction needs an action space of real numbers"),
         ((partial(Hide, entries=(7,)),), "use distinct indices from 0 to 3"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            jaxrl.make("gymnax:CartPole-v1", wrappers=wrappers)
+        raises(ConfigError, message, jaxrl.make, "gymnax:CartPole-v1", wrappers=wrappers)
     for name, value in (("auto_reset", []), ("sticky_actions", np.nan), ("sticky_actions", "often")):
-        with pytest.raises(ConfigError, match=name):
-            jaxrl.make("gymnax:CartPole-v1", **{name: value})
+        raises(ConfigError, name, jaxrl.make, "gymnax:CartPole-v1", **{name: value})
     words = ["--env-params", "wrappers=Flatten"]
     assert main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "16"] + words) == 2
 

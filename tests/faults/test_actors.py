@@ -15,6 +15,8 @@ import pytest
 from helpers import programs
 from helpers.patience import PATIENCE, wait_for
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.spoiled import Spoiled, SpoiledEnvironment
 from helpers.tiers import one_quick
 
@@ -24,7 +26,6 @@ from jaxrl.cli import main
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host import watchdog
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import actors
 from jaxrl.parallel.sebulba import host_loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
@@ -135,8 +136,13 @@ def test_an_environment_that_hangs_is_named(at, hang):
 
 @pytest.mark.long
 def test_an_asynchronous_environment_that_hangs_is_named(hang):
-    with pytest.raises(EnvironmentFailedError, match=".[0-7, ]*. for 1 s"):
-        train(Asynchronous(ENV, then=hang), topology={"ready": 2, "step_timeout": 1.0})
+    raises(
+        EnvironmentFailedError,
+        ".[0-7, ]*. for 1 s",
+        train,
+        Asynchronous(ENV, then=hang),
+        topology={"ready": 2, "step_timeout": 1.0},
+    )
 
 
 @pytest.mark.long
@@ -157,8 +163,7 @@ def test_a_learner_that_raises_while_actors_wait(monkeypatch):
     monkeypatch.setattr(sebulba, "ActorThreads", Threads)
     monkeypatch.setattr(HostLearning, "learn", learn_or_raise)
     env = Spoiled(ENV, at=-1)
-    with pytest.raises(FloatingPointError, match="in the third update"):
-        train(env, topology={"actors": 2})
+    raises(FloatingPointError, "in the third update", train, env, topology={"actors": 2})
     assert [host.closed for host in env.built] == [1, 1]
 
 
@@ -170,8 +175,7 @@ def test_closed_before_anything_began():
     program.close()
     program.close()
     assert [host.closed for host in env.built] == [1]
-    with pytest.raises(RuntimeError, match="start"):
-        program.chunk(PPO, env, state, 1, 100)
+    raises(RuntimeError, "start", program.chunk, PPO, env, state, 1, 100)
 
 
 @pytest.mark.long
@@ -254,8 +258,7 @@ def test_of_two_groups_one_raises_while_the_other_hangs(hang):
         hang(host)
 
     env = Spoiled(ENV, at=3, then=first)
-    with pytest.raises(ZeroDivisionError, match="in step 3"):
-        train(env, topology={"groups": 2})
+    raises(ZeroDivisionError, "in step 3", train, env, topology={"groups": 2})
     assert env.built[0].closed == 1 and env.built[1].closed == 0
 
 
@@ -362,8 +365,7 @@ def test_environments_that_are_stepped_in_turn_have_the_time_each(clock):
         clock.now += 9.0
         watch.look(since)
     clock.now += 2.0
-    with pytest.raises(EnvironmentFailedError, match="environment 4 for 11 s"):
-        watch.look(since)
+    raises(EnvironmentFailedError, "environment 4 for 11 s", watch.look, since)
     watch.look(None)
     watch.look(clock.now)
 
@@ -391,8 +393,7 @@ def test_what_has_not_moved_for_long_is_told_once_before_its_time_is_up(clock):
     clock.now += 25.0
     assert told() == ["environments of moving have been busy with environment 1 for 25 s; step_timeout is 60 s"]
     clock.now += 40.0
-    with pytest.raises(EnvironmentFailedError, match="environment 1 for 65 s"):
-        watch.look(100.0)
+    raises(EnvironmentFailedError, "environment 1 for 65 s", watch.look, 100.0)
 
 
 def test_what_replaces_lost_environments_has_the_time_for_it(clock):
@@ -403,8 +404,7 @@ def test_what_replaces_lost_environments_has_the_time_for_it(clock):
     clock.now += 29.0
     watch.look(100.0)
     clock.now += 2.0
-    with pytest.raises(EnvironmentFailedError, match="step_timeout is 10 s, .* 20 s"):
-        watch.look(100.0)
+    raises(EnvironmentFailedError, "step_timeout is 10 s, .* 20 s", watch.look, 100.0)
 
 
 def test_once_an_end_was_asked_for_a_step_has_seconds(clock):
@@ -417,8 +417,7 @@ def test_once_an_end_was_asked_for_a_step_has_seconds(clock):
         watchdog.ask_to_end(True)
         watch.look(100.0)
         clock.now += 1.5
-        with pytest.raises(EnvironmentFailedError, match="for 1004 s, .* end 4 s ago"):
-            watch.look(100.0)
+        raises(EnvironmentFailedError, "for 1004 s, .* end 4 s ago", watch.look, 100.0)
     finally:
         watchdog.ask_to_end(False)
     watch.look(100.0)

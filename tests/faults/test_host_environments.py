@@ -20,6 +20,7 @@ import pytest
 from helpers.patience import PATIENCE, wait_for, within
 from helpers.processes import environment
 from helpers.programs import DQN, PPO, actor_threads
+from helpers.refused import raises
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -84,33 +85,28 @@ def test_an_exception_reaches_the_user_with_its_traceback(count, call):
     assert f"environment 2 (seed {SEEDS[2]}) in {call}" in text
     assert "out of cheese" in text and "in _strike" in text and "host_probes.py" in text
     assert host.failures == 0 and all(map(gone, pids))
-    with pytest.raises(RuntimeError, match="was closed"):
-        host.step(ACTIONS)
+    raises(RuntimeError, "was closed", host.step, ACTIONS)
     host.close()
 
 
 def test_an_exception_in_the_first_reset():
     host = build(1, fault="raise", call="reset", seeds=[SEEDS[1]])
-    with pytest.raises(EnvironmentFailedError, match=f"1 .seed {SEEDS[1]}. in reset"):
-        host.reset()
+    raises(EnvironmentFailedError, f"1 .seed {SEEDS[1]}. in reset", host.reset)
 
 
 def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
     """The module is found here, and not where the worker looks."""
     recipe = jaxrl.make(NAME, workers=2)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith("tests")])
-    with pytest.raises(EnvironmentFailedError, match="(?s)0, 2 .*ModuleNotFound"):
-        recipe.build(4, 0)
+    raises(EnvironmentFailedError, "(?s)0, 2 .*ModuleNotFound", recipe.build, 4, 0)
 
 
 @pytest.mark.long
 def test_a_worker_that_does_not_start_in_time():
     """No process is there, with Gymnasium imported, in a thousandth of a second."""
-    with pytest.raises(ConfigError, match="start_timeout=0.001"):
-        jaxrl.make(NAME, workers=2, start_timeout=0.001)
+    raises(ConfigError, "start_timeout=0.001", jaxrl.make, NAME, workers=2, start_timeout=0.001)
     recipe = dataclasses.replace(jaxrl.make(NAME, workers=2), start_timeout=0.001)
-    with pytest.raises(EnvironmentFailedError, match="(?s)0, 2 .*start_timeout=0.001"):
-        recipe.build(4, 0)
+    raises(EnvironmentFailedError, "(?s)0, 2 .*start_timeout=0.001", recipe.build, 4, 0)
 
 
 @pytest.mark.parametrize("count", [0, 2], ids=["in process", "workers"])
@@ -230,8 +226,7 @@ def test_closing_does_not_wait_for_what_hangs(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         host.step(ACTIONS)
     assert host.doing.startswith(f"{NAME}: environment 2 (seed {SEEDS[2]}) in step with the action")
-    with pytest.raises(RuntimeError, match="earlier step was interrupted"):
-        host.step(ACTIONS)
+    raises(RuntimeError, "earlier step was interrupted", host.step, ACTIONS)
     pids = processes(host)
     begun = time.monotonic()
     host.close()

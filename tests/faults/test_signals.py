@@ -9,6 +9,7 @@ from helpers import programs
 from helpers.kills import Curriculum
 from helpers.patience import PATIENCE
 from helpers.programs import ROWS, assert_equal
+from helpers.refused import raises
 from helpers.strict_json import read_json
 
 from jaxrl.parallel.program import Program
@@ -181,6 +182,5 @@ def test_handlers_come_back_after_an_error(handlers, monkeypatch):
         raise RuntimeError("from the program")
 
     monkeypatch.setattr(Program, "chunk", fail)
-    with pytest.raises(RuntimeError, match="from the program"):
-        train()
+    raises(RuntimeError, "from the program", train)
     assert handlers()

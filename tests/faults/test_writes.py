@@ -17,6 +17,7 @@ from helpers.disks import Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.processes import environment, python
 from helpers.programs import ENV, ROWS, At, Interrupt, assert_equal
+from helpers.refused import raises
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -244,8 +245,7 @@ def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypat
 def test_a_policy_that_cannot_be_saved_is_an_error(how, reference, tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, ["policy/checkpoints"], how, refuse(errno.ENOSPC))
     disk.on = True
-    with pytest.raises(CheckpointError, match="not be saved|cannot save"):
-        reference.save(tmp_path / "policy")
+    raises(CheckpointError, "not be saved|cannot save", reference.save, tmp_path / "policy")
     disk.on = False
     reference.save(tmp_path / "policy")
     assert jaxrl.load(tmp_path / "policy")([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)

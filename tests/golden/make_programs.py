@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA  # noqa: E402
 from helpers.made import dataset_of, made  # noqa: E402
 from helpers.programs import NUM_ENVS  # noqa: E402
+from helpers.served import ServedFromHost  # noqa: E402
 
 import jaxrl  # noqa: E402
 from jaxrl.core import spaces  # noqa: E402
@@ -33,7 +34,6 @@ from jaxrl.core.report import EpisodeSums  # noqa: E402
 from jaxrl.core.types import Environment, EnvSpec, env_spec  # noqa: E402
 from jaxrl.data import rings  # noqa: E402
 from jaxrl.envs.episode import restart  # noqa: E402
-from jaxrl.envs.host.jax_host import ServedFromHost  # noqa: E402
 from jaxrl.parallel.experience import of_dataset  # noqa: E402
 from jaxrl.parallel.host_rollout import HostSteps  # noqa: E402
 from jaxrl.parallel.program import _chunk  # noqa: E402

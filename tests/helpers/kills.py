@@ -14,10 +14,10 @@ import jaxrl
 from helpers import programs
 from helpers.populations import population
 from helpers.programs import ROWS
+from helpers.served import ServedFromHost
 from jaxrl.algos.fields import Sampling
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.sources import MinHeap, Prioritized, View
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.checkpoint import Checkpointer

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Generator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,6 +33,14 @@ def refused(call: Callable[[], object], *fields: str) -> None:
         found = [problem for problem in left if re.search(rf"(?<![\w-]){re.escape(field)}(?![\w-])", problem)]
         assert found, (field, left)
         left.remove(found[0])
+
+
+def raises(
+    error: type[Exception], match: str, call: Callable[..., object], /, *arguments: Any, **settings: Any
+) -> None:
+    """Assert that `call(*arguments, **settings)` raises this error, and that `match` is found in its message."""
+    with pytest.raises(error, match=match):
+        call(*arguments, **settings)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
+from helpers.served import JaxHostEnvironment, ServedFromHost
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import core_equations
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.networks import GRU, LRU, LSTM, GTrXL, MinGRU, scans
@@ -248,5 +249,4 @@ def test_a_layer_of_gtrxl_begins_close_to_the_identity():
     ],
 )
 def test_settings_are_checked(core, problem):
-    with pytest.raises(ConfigError, match=problem):
-        core.build(2, nnx.Rngs(params=0))
+    raises(ConfigError, problem, core.build, 2, nnx.Rngs(params=0))

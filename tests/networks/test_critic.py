@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.refused import refused
+from helpers.refused import raises, refused
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -165,8 +165,9 @@ def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
 def test_unbounded_actions_are_refused():
     for space in (spaces.MultiDiscrete((3, 2)), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
         for network in (SMALL, POLICY):
-            with pytest.raises(ConfigError, match="Box|bounds"):
-                network.init(jax.random.key(0), EnvSpec("x", SPEC.observation_space, space))
+            raises(
+                ConfigError, "Box|bounds", network.init, jax.random.key(0), EnvSpec("x", SPEC.observation_space, space)
+            )
 
 
 def test_an_empty_ensemble_is_refused():

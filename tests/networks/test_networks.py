@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import raises
 
 from jaxrl.algos.rnd import RND
 from jaxrl.core import spaces
@@ -220,8 +221,13 @@ ALLOWED = jnp.ones((T, B, 4), bool)
 def test_masks_that_are_not_like_the_action_are_refused(mask, said):
     network = ActorCritic(SMALL)
     shapes, _ = shapes_of(network, COMPOSITE)
-    with pytest.raises(ConfigError, match=said):
-        jax.eval_shape(lambda params: evaluate(network, params, inputs(COMPOSITE, mask=mask), (), COMPOSITE), shapes)
+    raises(
+        ConfigError,
+        said,
+        jax.eval_shape,
+        lambda params: evaluate(network, params, inputs(COMPOSITE, mask=mask), (), COMPOSITE),
+        shapes,
+    )
 
 
 def test_actions_that_have_no_policy_are_refused():
@@ -348,8 +354,7 @@ def test_what_a_network_requires_is_what_it_reads(network, required):
     carry = batched(network.initial_carry(DISCRETE))
     close(evaluate(network, params, least, carry, DISCRETE), evaluate(network, params, every, carry, DISCRETE))
     for name in required:
-        with pytest.raises(ConfigError, match=f"reads {name}"):
-            evaluate(network, params, least.replace(**{name: None}), carry, DISCRETE)
+        raises(ConfigError, f"reads {name}", evaluate, network, params, least.replace(**{name: None}), carry, DISCRETE)
 
 
 STATES = spaces.Dict({"state": VECTOR, "privileged_state": spaces.Box(-1, 1, (2,))})
@@ -436,14 +441,12 @@ def test_parts_of_a_network_are_networks(make):
             assert problem.endswith(", or None") == optional
         if kind == "torso":
             assert getattr(make(**{field.name: OwnTorso()}), field.name) == OwnTorso()
-    with pytest.raises(ConfigError, match=f"{make.__name__}.torso=3"):
-        dataclasses.replace(make(), torso=3)
+    raises(ConfigError, f"{make.__name__}.torso=3", dataclasses.replace, make(), torso=3)
 
 
 def test_a_core_of_nothing_is_refused():
     for wrong in ({"core_of": "actor"}, {"core_of": "policy"}, {"core_of": "value", "core": GRU(4), "shared": True}):
-        with pytest.raises(ConfigError, match="core_of"):
-            ActorCritic(SMALL, **wrong)
+        raises(ConfigError, "core_of", ActorCritic, SMALL, **wrong)
 
 
 def test_masks_are_not_required_and_a_network_of_statistics_trains_them():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.refused import raises
 
 from jaxrl.networks import ActionValues, CategoricalReturns, CategoricalValues, QuantileReturns, QuantileValues
 from jaxrl.networks.q_heads import NoisyDense
@@ -81,5 +82,4 @@ def test_sizes_are_checked():
         (QuantileValues(0), "quantiles"),
         (ActionValues(widths=(0,)), "widths"),
     ):
-        with pytest.raises(ValueError, match=word):
-            head.build(INPUTS, ACTIONS, nnx.Rngs(params=jax.random.key(0)))
+        raises(ValueError, word, head.build, INPUTS, ACTIONS, nnx.Rngs(params=jax.random.key(0)))

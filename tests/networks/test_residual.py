@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from helpers import torso_equations
 from helpers.oracle import exact
+from helpers.refused import raises
 from jax.sharding import PartitionSpec
 
 from jaxrl.algos import train_state
@@ -150,5 +151,10 @@ def test_they_are_torsos_of_any_network_and_refuse_what_they_cannot_read(torso):
     network = ActorCritic(torso)
     params, _ = network.init(jax.random.key(0), EnvSpec("x", spaces.Discrete(4), spaces.Discrete(2)))
     assert params
-    with pytest.raises(ConfigError, match=f"{type(torso).__name__}"):
-        torso.build(spaces.Dict({"a": SPACE}), nnx.Rngs(params=jax.random.key(0)))
+    raises(
+        ConfigError,
+        f"{type(torso).__name__}",
+        torso.build,
+        spaces.Dict({"a": SPACE}),
+        nnx.Rngs(params=jax.random.key(0)),
+    )

@@ -8,6 +8,7 @@ import pytest
 from algorithms import ALGORITHMS, BOX
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, anakin, assert_equal, started
+from helpers.served import ServedFromHost
 from helpers.streams import rows_of
 from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 
@@ -15,7 +16,6 @@ import jaxrl
 from jaxrl.buffers import replay
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import FrameStack, Lifo, Prioritized, Replay, Sequence, View
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import memory, targets
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.parallel.targets import Target

@@ -11,6 +11,7 @@ from algorithms import ALGORITHMS as TINY
 from helpers.made import dataset_of
 from helpers.programs import DQN, ENV, NUM_ENVS, anakin, assert_equal, plain
 from helpers.refused import refused
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 from helpers.tiers import one_quick
 
@@ -26,7 +27,6 @@ from jaxrl.data import RldsWriter
 from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import full_name
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import memory, offline
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset

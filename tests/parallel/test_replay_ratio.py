@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import ENV, started
+from helpers.served import ServedFromHost
 from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ import jaxrl
 from jaxrl.algos.fields import Sampling
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import ActorOutput, ActorState, Counter, Replay, UpdateInfo, env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import replay_ratio
 
 RATIOS = st.fractions(min_value=Fraction(1, 40), max_value=4, max_denominator=40)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from helpers import on_policy
 from helpers.programs import ALGORITHMS, ENV, assert_equal, plain
+from helpers.served import ServedFromHost
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core import keys
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Episode, Rollout, env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel import host_rollout
 from jaxrl.parallel import rollout as ro

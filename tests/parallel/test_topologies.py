@@ -9,10 +9,10 @@ from algorithms import ALGORITHMS, ENVIRONMENTS, FROM_DATA
 from helpers import programs
 from helpers.discounted import Discounted
 from helpers.programs import ENV, NUM_ENVS, all_finite, anakin, assert_equal, plain, started
+from helpers.served import ServedFromHost
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.envs.host.jax_host import ServedFromHost
 
 pytestmark = pytest.mark.exact
 

@@ -7,6 +7,7 @@ import pytest
 from helpers import programs
 from helpers.patience import PATIENCE
 from helpers.programs import ROWS, assert_equal
+from helpers.refused import raises
 from helpers.tiers import one_quick
 
 from jaxrl.run.directory.checkpoint import Checkpointer, best_step, read_manifest
@@ -149,5 +150,4 @@ def test_an_evaluation_that_raises_ends_the_run(monkeypatch):
         raise OSError("no such game")
 
     monkeypatch.setattr(evaluating, "evaluate", fail)
-    with pytest.raises(OSError, match="no such game"):
-        train(async_evaluation=True)
+    raises(OSError, "no such game", train, async_evaluation=True)

@@ -9,6 +9,7 @@ import pytest
 from helpers import programs
 from helpers.patience import PATIENCE
 from helpers.programs import PPO, ROWS, assert_equal
+from helpers.refused import raises
 
 from jaxrl.parallel.program import Program
 from jaxrl.run.loop import background, evaluating
@@ -98,6 +99,5 @@ def test_nothing_is_left_where_the_beginning_fails(monkeypatch):
 
     monkeypatch.setattr(Program, "compile_chunk", slow)
     monkeypatch.setattr(Program, "start", fail)
-    with pytest.raises(ValueError, match="no beginning"):
-        train()
+    raises(ValueError, "no beginning", train)
     assert not threads()

@@ -16,6 +16,7 @@ import pytest
 from flax import struct
 from helpers.hostile import checksummed
 from helpers.processes import python
+from helpers.refused import raises
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -126,10 +127,8 @@ def test_what_could_not_be_read_again_is_refused_and_nothing_else(tmp_path, monk
     if readable:
         check_no_pattern(folder)
     else:
-        with pytest.raises(RunDirectoryError, match="is a pattern"):
-            check_no_pattern(folder)
-        with pytest.raises(RunDirectoryError, match="is a pattern"):
-            restore(folder, state)
+        raises(RunDirectoryError, "is a pattern", check_no_pattern, folder)
+        raises(RunDirectoryError, "is a pattern", restore, folder, state)
 
 
 def compiled(algo, env, **settings):
@@ -139,8 +138,15 @@ def compiled(algo, env, **settings):
 @pytest.mark.parametrize("start", [jaxrl.train, jaxrl.sweep, compiled])
 def test_a_pattern_is_refused_before_anything_is_made(tmp_path, monkeypatch, start):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"'seed\[1\]'"):
-        start(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=64, run_dir="seed[1]/run")
+    raises(
+        RunDirectoryError,
+        r"'seed\[1\]'",
+        start,
+        jaxrl.PPO(),
+        "gymnax:CartPole-v1",
+        total_steps=64,
+        run_dir="seed[1]/run",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,8 +220,7 @@ def test_keeps_the_newest_and_the_best(tmp_path):
         checkpointer.wait()
         assert checkpointer.steps() == [7]
     assert best_step(tmp_path) == 7
-    with pytest.raises(CheckpointError, match="has a score"):
-        best_step(tmp_path / "nowhere")
+    raises(CheckpointError, "has a score", best_step, tmp_path / "nowhere")
 
 
 def test_saving_a_step_again_replaces_it(saved):
@@ -287,14 +292,12 @@ def test_arrays_larger_than_the_manifest_says_are_not_read(saved, monkeypatch):
         shutil.rmtree(state)
         orbax.save(state, args=ocp.args.PyTreeSave(names | {"odd": np.zeros(1000, np.float32)}))
     monkeypatch.setattr(ocp.Checkpointer, "restore", lambda *_, **__: pytest.fail("it was read"))
-    with pytest.raises(CheckpointError, match="not as in the manifest"):
-        restore(saved, make_state(), 30)
+    raises(CheckpointError, "not as in the manifest", restore, saved, make_state(), 30)
 
 
 def test_more_memory_than_there_is_is_not_asked_for(saved, monkeypatch):
     monkeypatch.setattr(checkpoint.memory, "free_on_host", lambda: 100)
-    with pytest.raises(CheckpointError, match="only 100 B are free"):
-        restore(saved, make_state(), 30)
+    raises(CheckpointError, "only 100 B are free", restore, saved, make_state(), 30)
 
 
 @pytest.mark.long
@@ -321,8 +324,7 @@ def test_the_damaged_leaf_is_named(saved):
     record = read_manifest(saved, 30)
     record.leaves[[leaf.name for leaf in record.leaves].index("odd")].crc32 ^= 1
     checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
-    with pytest.raises(CheckpointError, match="leaf odd"):
-        restore(saved, make_state(), step=30)
+    raises(CheckpointError, "leaf odd", restore, saved, make_state(), step=30)
 
 
 def test_all_damaged_is_an_error_that_lists_each(saved):
@@ -366,26 +368,27 @@ def test_another_structure_names_the_leaves(saved):
 
 
 def test_nothing_there_is_an_error(tmp_path, saved):
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
-        restore(tmp_path / "nowhere", {})
-    with pytest.raises(CheckpointError, match=r"no checkpoint 25.*10, 20, 30"):
-        restore(saved, make_state(), step=25)
-    with pytest.raises(CheckpointError, match="only arrays and numbers"):
-        Checkpointer(tmp_path / "other", config={}).save(1, {"name": "text"})
+    raises(CheckpointError, "no checkpoint in", restore, tmp_path / "nowhere", {})
+    raises(CheckpointError, r"no checkpoint 25.*10, 20, 30", restore, saved, make_state(), step=25)
+    raises(
+        CheckpointError,
+        "only arrays and numbers",
+        Checkpointer(tmp_path / "other", config={}).save,
+        1,
+        {"name": "text"},
+    )
 
 
 def test_a_newer_format_says_so(saved):
     record = read_manifest(saved)
     record.format, record.jaxrl_version = 99, "9.9"
     checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
-    with pytest.raises(CheckpointError, match=r"format 99, .*jaxrl 9\.9"):
-        restore(saved, make_state())
+    raises(CheckpointError, r"format 99, .*jaxrl 9\.9", restore, saved, make_state())
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot save checkpoints"):
-        Checkpointer(tmp_path / "file" / "checkpoints", config={})
+    raises(CheckpointError, "cannot save checkpoints", Checkpointer, tmp_path / "file" / "checkpoints", config={})
 
 
 @pytest.mark.long
@@ -412,8 +415,7 @@ def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
         if step == 5:
             with pytest.warns(RuntimeWarning, match="checkpoint 5 "):
                 checkpointer.wait()
-    with pytest.raises(CheckpointError, match="3 saves in a row failed"):
-        checkpointer.close()
+    raises(CheckpointError, "3 saves in a row failed", checkpointer.close)
     checkpointer.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{1:012d}", f"{4:012d}"]
 

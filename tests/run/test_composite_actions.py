@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from algorithms import ENVIRONMENTS
 from helpers.programs import ROWS
+from helpers.refused import raises
 from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
@@ -33,8 +34,7 @@ def test_who_takes_them(name):
     problems = algo.resolve(env_spec(ENV), 8).validate(env_spec(ENV), 8, 8)
     assert any("probe:Composite has Dict(" in problem and "MultiDiscrete" in problem for problem in problems), problems
     if "replay" in algo.experience and name not in ("bc", "cql", "crr", "iql", "td3bc"):
-        with pytest.raises(ConfigError, match="probe:Composite has Dict"):
-            topology.bind(algo, ENV)
+        raises(ConfigError, "probe:Composite has Dict", topology.bind, algo, ENV)
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
@@ -102,6 +102,11 @@ def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_pat
 
 @pytest.mark.long
 def test_a_policy_of_other_parts_does_not_fit(trained):
-    with pytest.raises(ConfigError, match="action_space .*trained on .* with Dict"):
-        jaxrl.load(trained[0], env=jaxrl.make("probe:ActionReward", composite=True))
+    raises(
+        ConfigError,
+        "action_space .*trained on .* with Dict",
+        jaxrl.load,
+        trained[0],
+        env=jaxrl.make("probe:ActionReward", composite=True),
+    )
     assert jaxrl.make(HOST).action_space != COMPOSITE

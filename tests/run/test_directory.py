@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 from helpers.processes import python
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core import files
@@ -46,8 +47,7 @@ def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
         assert run.resumed
     RunDirectory(tmp_path / "other", old).close()
     init_from = "" if below else "--init-from .*other to start"
-    with pytest.raises(RunDirectoryError, match=f"(?s)0.99 -> 0.5.*{init_from}"):
-        RunDirectory(tmp_path / "other", config(gamma=0.5))
+    raises(RunDirectoryError, f"(?s)0.99 -> 0.5.*{init_from}", RunDirectory, tmp_path / "other", config(gamma=0.5))
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
@@ -94,8 +94,14 @@ def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwrite):
     (tmp_path / "metrics.jsonl").write_text("somebody's")
-    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl: not written by jaxrl for a run"):
-        RunDirectory(tmp_path, CONFIG, overwrite=overwrite)
+    raises(
+        RunDirectoryError,
+        r"metrics\.jsonl: not written by jaxrl for a run",
+        RunDirectory,
+        tmp_path,
+        CONFIG,
+        overwrite=overwrite,
+    )
     assert (tmp_path / "metrics.jsonl").read_text() == "somebody's"
 
 
@@ -106,32 +112,28 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
     )
     with RunDirectory(tmp_path, {"algorithm": {}}):
         refused = python("-c", script, tmp_path, code=1)
-        with pytest.raises(RunDirectoryError, match="in use"):
-            RunDirectory(tmp_path, {"algorithm": {}})
+        for overwrite in (False, True):
+            raises(RunDirectoryError, "in use", RunDirectory, tmp_path, {"algorithm": {}}, overwrite=overwrite)
     assert f"is in use by process {os.getpid()} on " in refused.stderr
     python("-c", script, tmp_path)
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot write .*file/run"):
-        RunDirectory(tmp_path / "file" / "run", CONFIG)
+    raises(RunDirectoryError, "cannot write .*file/run", RunDirectory, tmp_path / "file" / "run", CONFIG)
 
     def full(path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_directory, "_probe", full)
-    with pytest.raises(RunDirectoryError, match="No space left on device"):
-        RunDirectory(tmp_path / "run", CONFIG)
+    raises(RunDirectoryError, "No space left on device", RunDirectory, tmp_path / "run", CONFIG)
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"torn": '])
 def test_a_broken_configuration_is_told(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"config\.json"):
-        read_config(tmp_path)
-    with pytest.raises(RunDirectoryError, match="not a run directory"):
-        read_config(tmp_path / "nowhere")
+    raises(RunDirectoryError, r"config\.json", read_config, tmp_path)
+    raises(RunDirectoryError, "not a run directory", read_config, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +165,7 @@ def test_a_wrong_path_offers_runs_of_close_names_that_exist(path, meant, tmp_pat
 def test_a_folder_of_runs_names_one(tmp_path):
     for number in range(3):
         RunDirectory(tmp_path / f"run-{number}", CONFIG).close()
-    with pytest.raises(RunDirectoryError, match=f"3 runs, such as {tmp_path}/run-0"):
-        read_config(tmp_path)
+    raises(RunDirectoryError, f"3 runs, such as {tmp_path}/run-0", read_config, tmp_path)
 
 
 def test_links_in_the_directory_lead_nowhere(tmp_path):
@@ -181,8 +182,7 @@ def test_links_in_the_directory_lead_nowhere(tmp_path):
     for make in (lambda lock: lock.symlink_to(target), os.mkfifo):
         (path / ".lock").unlink()
         make(path / ".lock")
-        with pytest.raises(RunDirectoryError, match=r"\.lock: not written by jaxrl for a run"):
-            RunDirectory(path, CONFIG)
+        raises(RunDirectoryError, r"\.lock: not written by jaxrl for a run", RunDirectory, path, CONFIG)
     assert target.read_text() == "precious"
 
 
@@ -202,8 +202,7 @@ def test_metrics_whose_checkpoints_are_gone_are_kept(tmp_path, ended):
         run.result.write_text(RESULT)
     else:
         run.checkpoints.rmdir()
-    with pytest.raises(RunDirectoryError, match="checkpoints/.*--overwrite"):
-        RunDirectory(tmp_path, CONFIG)
+    raises(RunDirectoryError, "checkpoints/.*--overwrite", RunDirectory, tmp_path, CONFIG)
     assert run.metrics_jsonl.read_text() == '{"step": 64}\n'
     with RunDirectory(tmp_path, CONFIG, overwrite=True) as run:
         assert not run.resumed and not run.metrics_jsonl.exists()
@@ -219,20 +218,23 @@ def test_a_directory_that_disappears_is_noticed(tmp_path, how):
             run.path.rename(tmp_path / "moved")
         if how == "another":
             RunDirectory(run.path, CONFIG).close()
-        with pytest.raises(CheckpointError, match="/run was deleted or moved"):
-            run.check()
+        raises(CheckpointError, "/run was deleted or moved", run.check)
 
 
 def test_a_name_that_orbax_could_not_write_to_is_refused(tmp_path):
-    with pytest.raises(RunDirectoryError, match=r"run\\xff.* is not UTF-8"):
-        RunDirectory(os.path.join(os.fsencode(tmp_path), b"run\xff").decode(errors="surrogateescape"), CONFIG)
+    raises(
+        RunDirectoryError,
+        r"run\\xff.* is not UTF-8",
+        RunDirectory,
+        os.path.join(os.fsencode(tmp_path), b"run\xff").decode(errors="surrogateescape"),
+        CONFIG,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_configuration_that_is_nested_deeply_is_told(tmp_path):
     (tmp_path / "config.json").write_text("[" * 200_000)
-    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
-        read_config(tmp_path)
+    raises(RunDirectoryError, r"config\.json cannot be read", read_config, tmp_path)
 
 
 def test_another_schedule_or_algorithm_is_one_line():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, PPO, ROWS, assert_equal, train
+from helpers.served import ServedFromHost
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -14,7 +15,6 @@ from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.host.time_steps import environment_seeds
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 from jaxrl.run.directory.run_directory import read_config

@@ -11,6 +11,7 @@ import pytest
 from helpers import programs
 from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl import networks
@@ -105,8 +106,7 @@ def test_it_waits_for_a_run_to_begin(tmp_path, run_dir, monkeypatch):
     with pytest.raises(Waited):
         next(follow(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(RunDirectoryError, match="contains a list"):
-        next(follow(tmp_path))
+    raises(RunDirectoryError, "contains a list", next, follow(tmp_path))
 
 
 @pytest.mark.long
@@ -120,15 +120,13 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_passed_over(run_dir, tmp_path
 def test_a_checkpoint_that_cannot_be_read_is_an_error(run_dir, tmp_path, monkeypatch):
     there = complete_steps(run_dir / "checkpoints")
     monkeypatch.setattr(following.checkpoint, "complete_steps", lambda directory: [EACH // 2, *there])
-    with pytest.raises(CheckpointError, match=str(EACH // 2)):
-        list(follow(run_dir, episodes=4, out=tmp_path / "out.jsonl"))
+    raises(CheckpointError, str(EACH // 2), list, follow(run_dir, episodes=4, out=tmp_path / "out.jsonl"))
 
 
 def test_a_file_with_something_else_in_it_is_kept(run_dir, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("mine\n")
-    with pytest.raises(ConfigError, match=r"notes\.txt exists"):
-        next(follow(run_dir, episodes=4, out=notes))
+    raises(ConfigError, r"notes\.txt exists", next, follow(run_dir, episodes=4, out=notes))
     assert notes.read_text() == "mine\n"
 
 
@@ -198,8 +196,7 @@ def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "_own", [LEARNER])
         train(path, total_steps=ROWS, algo=algo, checkpoint_every=0)
-    with pytest.raises(ConfigError, match="opaque|Own"):
-        list(follow(path, episodes=4, out=tmp_path / "out.jsonl"))
+    raises(ConfigError, "opaque|Own", list, follow(path, episodes=4, out=tmp_path / "out.jsonl"))
     follow_to_its_end(path, algo)
     assert [row["step"] for row in read_metrics(path / "evaluations.jsonl")] == [ROWS]
 
@@ -236,8 +233,7 @@ def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path,
 @pytest.mark.parametrize("place", [LEARNER, EVALUATOR], ids=lambda place: place.role)
 def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, place):
     placed(place)
-    with pytest.raises(ConfigError, match="run_dir=None"):
-        jaxrl.train(PPO, ENV, total_steps=ROWS)
+    raises(ConfigError, "run_dir=None", jaxrl.train, PPO, ENV, total_steps=ROWS)
     sweep = {"total_steps": ROWS, "seeds": 2}
     for refused in (
         lambda: jaxrl.sweep(PPO, ENV, **sweep),
@@ -245,5 +241,4 @@ def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, pla
         lambda: experiments(PPO, ENV, run_dir="runs/none", **sweep),
         lambda: compile_ahead(RunSettings(algo=PPO, env=ENV, total_steps=ROWS, run_dir="runs/none")),
     ):
-        with pytest.raises(ConfigError, match="does not support evaluators"):
-            refused()
+        raises(ConfigError, "does not support evaluators", refused)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.golden import E170F74, FOLDER, old_runs
 from helpers.programs import ENV
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.algos.optimizers import Adam
@@ -124,8 +125,7 @@ def test_many_runs_continue_as_they_did(kind, copied):
     path = copied(kind)
     call, settings = MANY[kind]
     if kind in REFUSED:
-        with pytest.raises(CheckpointError, match="does not fit this configuration"):
-            call(PPO, ENV, run_dir=path, **settings)
+        raises(CheckpointError, "does not fit this configuration", call, PPO, ENV, run_dir=path, **settings)
         return
     result, expected = call(PPO, ENV, run_dir=path, **settings), EXPECTED[kind]["continued"]
     if kind == "tune":

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.refused import raises
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -131,17 +132,14 @@ def test_what_does_not_fit_is_told_before_it_compiles(parent, algo, env, words):
     for source in (path, before.policy, before.state.learner):
         if source is before.state.learner and ("space" in words or "normalize" in words):
             continue  # a learner state alone does not know its environment, nor what its statistics are for
-        with pytest.raises(ConfigError, match=words):
-            train(algo, env, init_from=source)
+        raises(ConfigError, words, train, algo, env, init_from=source)
 
 
 def test_what_is_none(parent, tmp_path):
     before, _ = parent
     for wrong in (3, "", before, [], {"a": "b"}):
-        with pytest.raises(ConfigError, match="is empty|is not a run"):
-            train(init_from=wrong)
-    with pytest.raises(RunDirectoryError, match="is not a run directory"):
-        train(init_from=tmp_path / "nothing")
+        raises(ConfigError, "is empty|is not a run", train, init_from=wrong)
+    raises(RunDirectoryError, "is not a run directory", train, init_from=tmp_path / "nothing")
 
 
 # --- its files -----------------------------------------------------------------------------------------------------
@@ -159,10 +157,8 @@ def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
     shutil.rmtree(copy)  # it has what it needs
     resumed = train(STEADY, HEAVY, total_steps=4 * ROWS, init_from=copy, run_dir=path)
     assert_equal(resumed.state, whole.state)
-    with pytest.raises(RunDirectoryError, match=r"parent: .*-> \(absent\)"):
-        train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path)
-    with pytest.raises(RunDirectoryError, match="parent"):
-        train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path, init_from=original)
+    raises(RunDirectoryError, r"parent: .*-> \(absent\)", train, STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path)
+    raises(RunDirectoryError, "parent", train, STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path, init_from=original)
 
 
 @pytest.mark.parametrize("change", [{"taken": [1]}, {"fresh": [None]}, {"step": "x"}, {"taken": ["\x1b[2J"]}])

@@ -8,9 +8,9 @@ import pytest
 from helpers import programs
 from helpers.patience import Clock
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS
+from helpers.served import ServedFromHost
 
 import jaxrl
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
 from jaxrl.run.directory.checkpoint import Checkpointer

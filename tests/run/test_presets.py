@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.golden import FOLDER
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl import networks
@@ -15,74 +16,8 @@ from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core import spaces
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
 from jaxrl.run.presets import PRESETS, presets_of
-
-# github.com/facebookresearch/torchbeast at 3f3029c, torchbeast/polybeast_learner.py: the flags' defaults, and where
-# the loss is a sum, `torch.optim.RMSprop` adds epsilon to the root, and `done` includes time limits.
-TORCHBEAST = {
-    "learning rate": 0.00048,
-    "at the end": 0.0,
-    "decay": 0.99,
-    "epsilon": 0.01,
-    "epsilon in the root": False,
-    "largest gradient": 40.0,
-    "discount": 0.99,
-    "value cost": 0.5,
-    "entropy cost": 0.0006,
-    "rows": 80,
-    "rollouts": 8,
-    "rewards": "abs_one",
-    "reduction": "sum",
-    "bootstraps at time limits": False,
-    "clips": (1.0, 1.0, 1.0),
-    "lambda": 1.0,
-}
-# Espeholt et al. (2018), arXiv:1802.01561, table G.1; the decay, the sum, TensorFlow's RMSProp with epsilon in the root
-# and `done` at time limits are those of github.com/google-deepmind/scalable_agent at 6c0c8a7, experiment.py.
-PAPER = TORCHBEAST | {
-    "learning rate": 0.0006,
-    "epsilon in the root": True,
-    "entropy cost": 0.01,
-    "rows": 20,
-    "rollouts": 32,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"), [("torchbeast", TORCHBEAST), ("impala-paper", PAPER), ("impala-paper-shallow", PAPER)]
-)
-def test_impala(name, numbers):
-    preset = PRESETS[name]
-    algo, last = (resolve_schedules(preset.algorithm, jnp.float32(progress)) for progress in (0.0, 1.0))
-    found = {
-        "learning rate": float(algo.learning_rate),
-        "at the end": float(last.learning_rate),
-        "decay": algo.optimizer.decay,
-        "epsilon": algo.optimizer.eps,
-        "epsilon in the root": algo.optimizer.eps_in_root,
-        "largest gradient": algo.max_grad_norm,
-        "discount": algo.gamma,
-        "value cost": algo.value_cost,
-        "entropy cost": algo.entropy_cost,
-        "rows": algo.rollout_length,
-        "rollouts": preset.topology["num_envs"],
-        "rewards": algo.reward_clipping,
-        "reduction": algo.reduction,
-        "bootstraps at time limits": algo.bootstrap_truncated,
-        "clips": (algo.clip_rho, algo.clip_c, algo.clip_pg_rho),
-        "lambda": algo.trace_lambda,
-    }
-    assert found.keys() == numbers.keys()
-    for key, value in numbers.items():
-        wanted = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
-        assert found[key] == wanted, key
-    assert preset.total_steps * 4 == 200_000_000, "the frames of the paper's Atari runs, and of TorchBeast's paper"
-    assert "preset=classic" in preset.source, "lost lives end episodes in both"
-    # Nothing of jaxrl's own is added to them.
-    assert not (algo.normalize_observation or algo.normalize_reward or algo.whole_episodes)
-    assert algo.value_learning_rate is None and algo.network.shared
 
 
 def parameters(name, spec):
@@ -144,14 +79,6 @@ def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, 
     assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
 
 
-# github.com/MichaelTMatthews/Craftax_Baselines at 7ce36fa, ppo_rnn.py, the flags' defaults; and
-# github.com/Reytuag/transformerXL_PPO_JAX at d914d55, train_PPO_trXL_pmap.py, its `config`.
-PPO_RNN = {"LR": 2e-4, "NUM_ENVS": 1024, "NUM_STEPS": 64, "TOTAL_TIMESTEPS": 1e9, "UPDATE_EPOCHS": 4}
-PPO_RNN |= {"NUM_MINIBATCHES": 8, "GAMMA": 0.99, "GAE_LAMBDA": 0.8, "CLIP_EPS": 0.2, "ENT_COEF": 0.01}
-PPO_RNN |= {"VF_COEF": 0.5, "MAX_GRAD_NORM": 1.0}
-GTRXL_PPO = PPO_RNN | {"NUM_STEPS": 128, "GAMMA": 0.999, "ENT_COEF": 0.002}
-
-
 def gru(inputs, width):
     return dense(inputs, 3 * width) + width * 3 * width + width
 
@@ -170,31 +97,6 @@ CRAFTAX = {  # parameters for observations of 8268 numbers and 43 actions
     "craftax-pqn-rnn": dense(8268, 512) + 2 * 512 + 4 * dense(512 + 43 + 512, 512) + dense(512, 43),
     "craftax-gtrxl": dense(8268, 256) + 2 * gtrxl(256, 256) + heads(256, 256),
 }
-
-
-@pytest.mark.parametrize(("name", "numbers"), [("craftax-ppo-rnn", PPO_RNN), ("craftax-gtrxl", GTRXL_PPO)])
-def test_ppo_with_a_memory_on_craftax(name, numbers):
-    preset = PRESETS[name]
-    algo, last = (resolve_schedules(preset.algorithm, jnp.float32(progress)) for progress in (0.0, 1.0))
-    found = {"LR": float(algo.learning_rate), "NUM_ENVS": preset.topology["num_envs"], "NUM_STEPS": algo.rollout_length}
-    found |= {"TOTAL_TIMESTEPS": preset.total_steps, "UPDATE_EPOCHS": algo.epochs, "NUM_MINIBATCHES": algo.minibatches}
-    found |= {"GAMMA": algo.gamma, "GAE_LAMBDA": algo.gae_lambda, "CLIP_EPS": algo.clip, "ENT_COEF": algo.entropy_cost}
-    found |= {"VF_COEF": algo.value_cost, "MAX_GRAD_NORM": algo.max_grad_norm}
-    assert found == pytest.approx(numbers) and float(last.learning_rate) == 0.0 and algo.optimizer.eps == 1e-5
-    assert algo.network.shared and algo.network.core.initial_carry() is not None
-    assert not (algo.normalize_observation or algo.normalize_reward)
-
-
-def test_pqn_with_a_memory_on_craftax():
-    """github.com/mttga/purejaxql at 47af6d7, purejaxql/config/alg/pqn_rnn_craftax.yaml."""
-    preset = PRESETS["craftax-pqn-rnn"]
-    first, tenth, last = (resolve_schedules(preset.algorithm, jnp.float32(at)) for at in (0.0, 0.1, 1.0))
-    assert (float(first.learning_rate), float(last.learning_rate)) == pytest.approx((3e-4, 0.0))
-    assert (float(first.epsilon), float(tenth.epsilon)) == pytest.approx((1.0, 0.005))
-    assert (first.gamma, first.return_lambda, first.max_grad_norm) == pytest.approx((0.99, 0.5, 0.5))
-    assert (first.rollout_length, first.epochs, first.minibatches) == (128, 4, 4)
-    assert (preset.topology["num_envs"], preset.total_steps, first.random_persistence) == (1024, 10**9, 0.0)
-    assert first.network.previous_action
 
 
 @pytest.mark.parametrize("name", CRAFTAX)
@@ -238,19 +140,16 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 
-def test_rainbow_explores_by_epsilon_beside_its_noise():
-    rainbow = PRESETS["rainbow"]
-    assert rainbow.algorithm.network.head.noisy
-    steps = rainbow.total_steps
-    for step, epsilon in ((0, 1.0), (50_000, 0.525), (100_000, 0.05), (steps, 0.05)):
-        found = resolve_schedules(rainbow.algorithm, jnp.float32(step / steps)).epsilon
-        assert float(found) == pytest.approx(epsilon, rel=1e-4)
-
-
-# `presets.json`, which never changes, has the numbers of these, as it has those above:
+# `presets.json`, which never changes, has the numbers of these:
+# github.com/facebookresearch/torchbeast at 3f3029c, torchbeast/polybeast_learner.py: the flags' defaults, and where the
+# loss is a sum, `torch.optim.RMSprop` adds epsilon to the root, and `done` includes time limits;
+# Espeholt et al. (2018), arXiv:1802.01561, table G.1; the decay, the sum, TensorFlow's RMSProp with epsilon in the root
+# and `done` at time limits are those of github.com/google-deepmind/scalable_agent at 6c0c8a7, experiment.py;
+# github.com/MichaelTMatthews/Craftax_Baselines at 7ce36fa, ppo_rnn.py, the flags' defaults;
+# github.com/Reytuag/transformerXL_PPO_JAX at d914d55, train_PPO_trXL_pmap.py, its `config`;
 # github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
 # github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
-# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py;
+# github.com/mttga/purejaxql at 47af6d7, purejaxql/config/alg; github.com/adityab/CrossQ, train.py;
 # github.com/cvoelcker/reppo, config; github.com/Holiday-Robot/FlashSAC at 87edc90, configs/agent;
 # github.com/danielpalenicek/xqc, conf/agent; github.com/DAVIAN-Robotics/SimbaV2, configs/agent;
 # github.com/SamsungLabs/tqc_pytorch, main.py; github.com/watchernyu/REDQ.
@@ -324,5 +223,4 @@ def test_a_preset_takes_nothing_that_it_does_not_know(there, instead, named):
 
 
 def test_a_name_stands_in_one_file():
-    with pytest.raises(ConfigError, match="one"):
-        presets_of([GOOD, "[one]"])
+    raises(ConfigError, "one", presets_of, [GOOD, "[one]"])

@@ -11,6 +11,8 @@ from helpers import programs
 from helpers.processes import environment, python
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
+from helpers.refused import raises
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.buffers import fixed
@@ -21,7 +23,6 @@ from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.data import rings
 from jaxrl.data.rlds import RldsWriter
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.program import Program
 from jaxrl.run.loop import run_loop
 from jaxrl.run.recording import recorder
@@ -280,14 +281,12 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
         (Record(tmp_path / "new", every=0), None, "every=0"),
         (Record(tmp_path / "new", max_steps=0), None, "max_steps=0"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            train(path, run_dir=run_dir)
+        raises(ConfigError, words, train, path, run_dir=run_dir)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copied", "other", "recording"]
     with pytest.raises(InterruptedError):  # moved together, it is the same run: this one starts
         train(copied / "recording", run_dir=copied / "run")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="already contains"):
-        Record(folder / "recording")._check_path(None, False)
+    raises(ConfigError, "already contains", Record(folder / "recording")._check_path, None, False)
 
 
 @pytest.mark.parametrize("name", [f"part-{0:012d}", f".part-{0:012d}.partial"])
@@ -298,24 +297,32 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
     recording = tmp_path / "here" / "recording"
     shutil.rmtree(recording / name, ignore_errors=True)
     shutil.copytree(tmp_path / "precious", recording / "part-999999999999")
-    with pytest.raises(ConfigError, match="part-999999999999"):
-        train(recording, run_dir=tmp_path / "here" / "run")
+    raises(ConfigError, "part-999999999999", train, recording, run_dir=tmp_path / "here" / "run")
     shutil.rmtree(recording / "part-999999999999")
     (recording / name).symlink_to(tmp_path / "precious")
     monkeypatch.setattr(Program, "start", lambda *_, **__: pytest.fail("it began"))
-    with pytest.raises(ConfigError, match=f"{name} is not part"):
-        train(recording, run_dir=tmp_path / "here" / "run")
+    raises(ConfigError, f"{name} is not part", train, recording, run_dir=tmp_path / "here" / "run")
     # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.
     (recording / "recording.json").unlink()
-    with pytest.raises(RecordingError, match="cannot be written: "):
-        recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin(0)
+    raises(
+        RecordingError,
+        "cannot be written: ",
+        recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin,
+        0,
+    )
     assert (tmp_path / "precious" / "file").read_text() == "mine"
 
 
 def test_arrays_that_would_not_come_back_are_named():
     space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2, 0))})
-    with pytest.raises(ConfigError, match=r"observation/bad .*\(2, 0\)"):
-        Record("nowhere").check(EnvSpec("some", space, spaces.Discrete(2)), None, False)
+    raises(
+        ConfigError,
+        r"observation/bad .*\(2, 0\)",
+        Record("nowhere").check,
+        EnvSpec("some", space, spaces.Discrete(2)),
+        None,
+        False,
+    )
 
 
 @pytest.mark.parametrize("where", ["write", "close"])
@@ -324,8 +331,7 @@ def test_what_goes_wrong_while_writing_reaches_the_user(tmp_path, monkeypatch, w
         raise OSError("no space left")
 
     monkeypatch.setattr(RldsWriter, where, full)
-    with pytest.raises(RecordingError, match=f"{tmp_path.name}.*no space left"):
-        train(tmp_path / "recording")
+    raises(RecordingError, f"{tmp_path.name}.*no space left", train, tmp_path / "recording")
     assert [path.name for path in (tmp_path / "recording").iterdir()] == ["recording.json"]
 
 

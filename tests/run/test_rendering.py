@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.refused import refused
+from helpers.refused import raises, refused
+from helpers.served import ServedFromHost
 from PIL import Image
 
 import jaxrl
@@ -25,7 +26,6 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs import drawings
 from jaxrl.envs.episode import restart, transition
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.parameters import unwrapped
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run.policies.policy import Policy
@@ -83,8 +83,13 @@ def test_a_policy_is_shown_where_it_was_trained(cart_pole, tmp_path, monkeypatch
     assert rendering.render(policy, max_steps=3) == Path("episode.gif")
     named = rendering.render(policy, env, "named.gif", max_steps=3)
     assert named.read_bytes() == Path("episode.gif").read_bytes()
-    with pytest.raises(ConfigError, match="env=None.*'gymnax:CartPole-v1'"):
-        rendering.render(pickle.loads(pickle.dumps(policy)), path="a.gif")
+    raises(
+        ConfigError,
+        "env=None.*'gymnax:CartPole-v1'",
+        rendering.render,
+        pickle.loads(pickle.dumps(policy)),
+        path="a.gif",
+    )
 
 
 @pytest.mark.long
@@ -229,8 +234,7 @@ def test_brax_is_a_page_with_every_moment(tmp_path):
     packed = max(re.findall(r"[A-Za-z0-9+/=]{100,}", page), key=len)
     system = json.loads(zlib.decompress(base64.b64decode(packed)))
     assert len(system["states"]["x"]) == 4
-    with pytest.raises(ConfigError, match=r"end in \.html"):
-        rendering.render(policy, env, tmp_path / "pendulum.gif")
+    raises(ConfigError, r"end in \.html", rendering.render, policy, env, tmp_path / "pendulum.gif")
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
@@ -238,8 +242,7 @@ def test_brax_is_a_page_with_every_moment(tmp_path):
 
 def test_what_cannot_be_drawn_says_what_can(tmp_path):
     probe = jaxrl.make("probe:Constant")
-    with pytest.raises(ConfigError, match="Acrobot-v1.*brax"):
-        rendering.render(untrained(probe), probe, tmp_path / "a.gif")
+    raises(ConfigError, "Acrobot-v1.*brax", rendering.render, untrained(probe), probe, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -290,8 +293,7 @@ def test_an_environment_on_the_host_draws_itself(counts, tmp_path):
 def test_what_draws_nothing_on_the_host_is_told(counts, tmp_path):
     env = jaxrl.make(counts, blind=True)
     policy = untrained(env)
-    with pytest.raises(ConfigError, match="Counts-v0 .*'rgb_array'"):
-        rendering.render(policy, env, tmp_path / "a.gif")
+    raises(ConfigError, "Counts-v0 .*'rgb_array'", rendering.render, policy, env, tmp_path / "a.gif")
     refused(lambda: rendering.render(policy, env, tmp_path / "a.html"), "must end in .gif")
     served = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
     refused(lambda: rendering.render(untrained(served), served, tmp_path / "a.gif"), "needs build_rendered")
@@ -327,6 +329,5 @@ def test_an_mp4_shows_the_frames_of_the_gif(cart_pole, tmp_path):
 
 def test_an_mp4_without_its_extra_says_how_to_get_it_before_playing(cart_pole, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtraError, match=r"jaxrl\[video\]"):
-        rendering.render(*cart_pole, tmp_path / "it.mp4")
+    raises(MissingExtraError, r"jaxrl\[video\]", rendering.render, *cart_pole, tmp_path / "it.mp4")
     assert list(tmp_path.iterdir()) == []

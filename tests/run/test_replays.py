@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.programs import DQN, NUM_ENVS, ROWS, train
 from helpers.recorded import assert_bitwise
+from helpers.refused import raises
 from helpers.rows_alone import RowsAlone
 
 import jaxrl
@@ -266,11 +267,9 @@ def test_what_is_not_there_is_told(trained, tmp_path):
         (folder / "dqn", {"replay": "other"}, "must be one of the replay buffers of DQN"),
         (result, {"best": True}, "a result has only one state"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            jaxrl.export_replay(run, tmp_path / "data", **options)
+        raises(ConfigError, re.escape(words), jaxrl.export_replay, run, tmp_path / "data", **options)
     short = stored(jax.tree.map(lambda x: x[1:5], lived(2, None)).replace(first=np.zeros((4, ENVS), bool)), 20, None)
-    with pytest.raises(ConfigError, match="no complete episode"):
-        jaxrl.export_replay(short, tmp_path / "data")
+    raises(ConfigError, "no complete episode", jaxrl.export_replay, short, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,8 +279,7 @@ def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path)
     leaves = [manifest.Leaf(f"buffers/replay/ring/{name}", dtype, shape, "int32", ()) for name in ("filled", "cursor")]
     manifest.write(tmp_path / "000000000064" / "manifest.json", manifest.Manifest(64, {}, leaves))
     spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
-    with pytest.raises(CheckpointError, match="invalid replay"):
-        replay_export._saved(tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
+    raises(CheckpointError, "invalid replay", replay_export._saved, tmp_path, 64, {"replay": Replay(64, 8, 1)}, spec)
 
 
 STORAGES = {

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ENV, PPO, ROWS
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.cli import main, runs
@@ -76,14 +77,21 @@ def test_every_part_is_where_it_was_put_and_learns_the_same(monkeypatch):
     ],
 )
 def test_what_a_run_has_not_is_refused(env, settings, asked, words):
-    with pytest.raises(ConfigError, match=words):
-        jaxrl.train("ppo", env, total_steps=8, progress=False, resources=asked, **settings)
+    raises(ConfigError, words, jaxrl.train, "ppo", env, total_steps=8, progress=False, resources=asked, **settings)
 
 
 def test_memory_of_all_workers_is_counted():
     env = jaxrl.make(HOST, workers=2)
-    with pytest.raises(ConfigError, match="worker_memory=1e[+]06 GiB"):
-        jaxrl.train("ppo", env, total_steps=8, topology=jaxrl.Sebulba(actors=3), resources=Resources(worker_memory=1e6))
+    raises(
+        ConfigError,
+        "worker_memory=1e[+]06 GiB",
+        jaxrl.train,
+        "ppo",
+        env,
+        total_steps=8,
+        topology=jaxrl.Sebulba(actors=3),
+        resources=Resources(worker_memory=1e6),
+    )
 
 
 def test_on_the_command_line(capsys):

@@ -14,13 +14,14 @@ import pytest
 from helpers import programs
 from helpers.kills import StopAtTheFifth
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, assert_equal
+from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.strict_json import check_folder, read_json
 from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.trees import tree_summary
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
 from jaxrl.run.callbacks import FunctionCallback, StopAtReturn
 from jaxrl.run.directory.checkpoint import read_manifest
@@ -134,8 +135,7 @@ def test_a_result_goes_to_another_process_by_pickle(trained):
     assert jax.random.key_impl(found.state.key) == jax.random.key_impl(trained.state.key)
     jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(trained.state))
     assert copy.copy(trained).state is trained.state
-    with pytest.raises(ConfigError, match="cannot be pickled.*jaxrl.load"):
-        pickle.dumps(dataclasses.replace(trained, spec=lambda: None))
+    raises(ConfigError, "cannot be pickled.*jaxrl.load", pickle.dumps, dataclasses.replace(trained, spec=lambda: None))
 
 
 def plain(tree):
@@ -156,8 +156,7 @@ def plain(tree):
     ],
 )
 def test_an_evaluation_that_cannot_be_right_is_refused(trained, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        trained.evaluate(**settings)
+    raises(ConfigError, said, trained.evaluate, **settings)
 
 
 def test_sizes():

@@ -1,6 +1,7 @@
 """Whether a run has ended, from its files."""
 
 import pytest
+from helpers.refused import raises
 
 from jaxrl.core import files, ownership
 from jaxrl.core.errors import RunDirectoryError
@@ -20,8 +21,7 @@ def test_a_run_that_was_not_started_again_remains_finished(tmp_path):
         assert not is_finished(tmp_path)
         files.write_json(run.result, {"evaluation": {}, "stopped": "finished", "wall_seconds": 1.0, "start": run.start})
     for _ in range(2):
-        with pytest.raises(RunDirectoryError, match="another configuration"):
-            RunDirectory(tmp_path, {"algorithm": {}, "seed": 1})
+        raises(RunDirectoryError, "another configuration", RunDirectory, tmp_path, {"algorithm": {}, "seed": 1})
         assert is_finished(tmp_path)
     with RunDirectory(tmp_path, {"algorithm": {}, "seed": 0}):
         assert not is_finished(tmp_path)

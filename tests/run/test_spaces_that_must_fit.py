@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.refused import nothing_compiled
 
 import jaxrl
 from jaxrl import spaces
@@ -51,25 +51,14 @@ OTHERS = [
 ]
 
 
-@pytest.fixture
-def nothing_compiles(monkeypatch):
-    """Within it a compilation fails the test."""
-
-    def refuse(*_, **__):
-        raise AssertionError("something was compiled")
-
-    monkeypatch.setattr(jax._src.compiler, "backend_compile_and_load", refuse)
-
-
 @pytest.fixture(scope="module")
 def result():
     return jaxrl.train(ALGO, ENV, **SETTINGS)
 
 
-@pytest.mark.usefixtures("nothing_compiles")
 @pytest.mark.parametrize(("other", "which"), OTHERS)
 def test_eval_env_with_other_spaces(other, which, tmp_path):
-    with pytest.raises(ConfigError) as caught:
+    with nothing_compiled(), pytest.raises(ConfigError) as caught:
         jaxrl.train(ALGO, ENV, eval_env=other, run_dir=tmp_path / "run", **SETTINGS)
     assert "eval_env: my:One has the" in str(caught.value) and which in str(caught.value)
     assert str(getattr(other, which)) in str(caught.value) and str(getattr(ENV, which)) in str(caught.value)

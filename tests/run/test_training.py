@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, Interrupt, anakin, assert_equal
+from helpers.refused import raises
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 
 import jaxrl
@@ -23,7 +25,6 @@ from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.sources import Lifo, View
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, Actor, Critic, QNetwork
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.loading import load_run
@@ -151,16 +152,6 @@ def test_evaluations_do_not_disturb_training(finished):
     assert_equal(result.state, train(evaluate_every=0, evaluation_episodes=3).state)
 
 
-@pytest.mark.long
-def test_host_environments_take_the_same_loop(finished):
-    result, _ = finished
-    on_host = train(
-        env=ServedFromHost(ENV), topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), evaluate_every=0
-    )
-    assert_equal(result.state.learner, on_host.state.learner, 1e-5)
-    assert on_host.evaluation.episodes == 8
-
-
 # --- nothing compiles and nothing moves --------------------------------------------------------------------------
 
 
@@ -285,8 +276,13 @@ def test_fewer_devices_go_on(finished, tmp_path, half):
     resumed = train(tmp_path / "run", topology=anakin(1))
     assert resumed.stopped == "finished" and resumed.total_steps == TOTAL
     assert_equal(finished[0].state, resumed.state, 1e-5)
-    with pytest.raises(RunDirectoryError, match="topology.shards: 4 -> 2"):
-        train(tmp_path / "run", topology=jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2))
+    raises(
+        RunDirectoryError,
+        "topology.shards: 4 -> 2",
+        train,
+        tmp_path / "run",
+        topology=jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2),
+    )
 
 
 # --- ends -------------------------------------------------------------------------------------------------------
@@ -304,20 +300,6 @@ def test_target_return_ends_the_run(tmp_path):
     # A higher target, and it goes on.
     assert train(tmp_path / "run", target_return=1e6).stopped == "finished"
     assert_rows_are_in_order(tmp_path / "run", [4, 8, 12])
-
-
-def test_a_failing_logger_warns_once_and_training_goes_on(finished):
-    class Broken(Rows):
-        def write(self, step, metrics):
-            raise OSError("the disk of the logger is full")
-
-    fine = Rows()
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        result = train(loggers=[Broken(), fine])
-    told = [str(w.message) for w in caught if "Broken failed" in str(w.message)]
-    assert len(told) == 1 and "disk of the logger is full" in told[0]
-    assert result.stopped == "finished" and fine.rows[-1]["step"] == TOTAL
-    assert_equal(finished[0].state, result.state)
 
 
 def test_training_in_another_thread(finished):
@@ -375,34 +357,10 @@ def test_progress_is_shown(capsys):
 def test_a_run_of_another_configuration_is_left_alone(half, tmp_path):
     run_dir = half[0](tmp_path / "run")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}
-    with pytest.raises(RunDirectoryError, match=r"0.99 -> 0.5[\s\S]*0 -> 3"):
-        train(run_dir, algo=PPO.replace(gamma=0.5), seed=3)
+    raises(RunDirectoryError, r"0.99 -> 0.5[\s\S]*0 -> 3", train, run_dir, algo=PPO.replace(gamma=0.5), seed=3)
     assert before == {path: path.read_bytes() for path in before}
     fresh = train(run_dir, algo=PPO.replace(gamma=0.5), seed=3, overwrite=True, total_steps=2 * ROWS)
     assert fresh.total_steps == 2 * ROWS and fresh.metrics[0]["step"] == ROWS
-
-
-def test_a_run_directory_in_use_is_refused(tmp_path):
-    errors = []
-
-    def second(number, step, metrics):
-        if number == 1:
-            for overwrite in (False, True):
-                with pytest.raises(RunDirectoryError, match="is in use by process") as caught:
-                    train(tmp_path / "run", overwrite=overwrite)
-                errors.append(str(caught.value))
-
-    assert train(tmp_path / "run", loggers=[Rows(second)], total_steps=2 * ROWS).stopped == "finished"
-    assert len(errors) == 2 and "\n" not in errors[0]
-    assert train(tmp_path / "run", total_steps=2 * ROWS).stopped == "finished", "the lock was not given back"
-
-
-def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    logger = Rows()
-    with pytest.raises(RunDirectoryError, match="cannot write"):
-        train(tmp_path / "file" / "run", loggers=[logger])
-    assert not logger.rows
 
 
 @pytest.mark.long
@@ -533,8 +491,15 @@ def test_updates_come_one_by_one_unless_told():
         ("rollout_length", 0, "DQN.rollout_length=0 must be at least 1"),
         ("replay_ratio", "1", "DQN.replay_ratio='1' must be a number"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            jaxrl.train(jaxrl.DQN(**{field: value}), "gymnax:CartPole-v1", total_steps=100, progress=False)
+        raises(
+            ConfigError,
+            said,
+            jaxrl.train,
+            jaxrl.DQN(**{field: value}),
+            "gymnax:CartPole-v1",
+            total_steps=100,
+            progress=False,
+        )
 
 
 @pytest.mark.long

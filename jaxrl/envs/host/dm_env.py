@@ -1,7 +1,7 @@
 """dm_env environments (Muldal et al., 2019), such as dm_control's tasks (Tassa et al., 2018, arXiv:1801.00690)."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ from dm_env import Environment, specs
 from gymnasium import spaces as foreign
 
 from jaxrl.core import registry
-from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
@@ -65,17 +64,7 @@ def make(name: str, **parameters: Any) -> DmEnvRecipe:
     return _made(f"dm_control:{name}", None, parameters)
 
 
-@whole_arguments
-def from_dm_env(
-    factory: Factory,
-    *,
-    workers: int = 0,
-    step_timeout: float | None = None,
-    start_timeout: float | None = None,
-    restarts: int | None = None,
-    info: Sequence[str] = (),
-    **options: Any,
-) -> DmEnvRecipe:
+def from_dm_env(factory: Factory, **options: Any) -> DmEnvRecipe:
     """Return a recipe for the environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
 
     A last time step is terminated if its discount is 0, and truncated otherwise. The learner multiplies `gamma` by the
@@ -83,14 +72,15 @@ def from_dm_env(
 
     Args:
       factory: a function that makes a `dm_env.Environment`; its parameter `seed` is always passed.
-      workers: number of processes that step the environments; 0 steps them in this process, one after another. Workers
-        import `factory`, which must be defined at the top level of a module.
-      step_timeout: seconds that one step or reset may take before its worker counts as hung; default 60.
-      start_timeout: seconds that a worker may take to start; default 120.
-      restarts: number of workers that are replaced before the run stops; default 3.
-      info: names of numbers that every step has, to report as training metrics: entries of the observation, or of the
-        dictionary that the environment's method `get_info()` returns, if it has this method.
-      options: further arguments of `factory`.
+      options: further arguments of `factory`, and
+
+        - `workers`: number of processes that step the environments; 0 (the default) steps them in this process, one
+          after another. Workers import `factory`, which must be defined at the top level of a module;
+        - `step_timeout`: seconds that one step or reset may take before its worker counts as hung; default 60;
+        - `start_timeout`: seconds that a worker may take to start; default 120;
+        - `restarts`: number of workers that are replaced before the run stops; default 3;
+        - `info`: names of numbers that every step has, to report as training metrics: entries of the observation, or
+          of the dictionary that the environment's method `get_info()` returns, if it has this method.
 
     Raises:
       ConfigError: the environment cannot be made, or its specs are not supported; the message lists supported ones.
@@ -102,8 +92,7 @@ def from_dm_env(
         raise ConfigError(f"{factory!r:.80} must be a function that makes an environment: {error}") from None
     if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         raise ConfigError(f"{where} needs a parameter `seed`, so that the environments of a run differ; add one")
-    timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout}
-    return _made(where, factory, options | timeouts | {"workers": workers, "restarts": restarts, "info": info})
+    return _made(where, factory, options)
 
 
 def _made(where: str, factory: Factory | None, options: dict[str, Any]) -> DmEnvRecipe:

@@ -159,9 +159,10 @@ class EnvPoolEnvironment:
       num_envs: number of environments.
       batch_size: number of environments that one `recv` returns.
       failures: always 0, because a fault in EnvPool ends the process.
+      frames_per_second: the frame rate of videos: 30, twice Atari's 15 steps per second (60 frames per second, skip 4).
     """
 
-    failures = 0
+    failures, frames_per_second = 0, 30.0
 
     def __init__(self, recipe: EnvPoolRecipe, num_envs: int, seed: int, first_env: int, batch_size: int):
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
@@ -261,11 +262,6 @@ class EnvPoolEnvironment:
                 "send() actions first"
             )
         return self._receive()
-
-    @property
-    def frames_per_second(self) -> float:
-        """The frame rate of videos: 30, twice Atari's rate of 15 steps per second (60 frames per second, skip 4)."""
-        return 30.0
 
     def render(self) -> np.ndarray | None:
         frames = self._open().render()

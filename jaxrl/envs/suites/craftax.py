@@ -27,7 +27,6 @@ from jaxrl.envs.suite import (
     add_suite,
     constructing,
     foreign_rules,
-    made_once,
 )
 
 _NAMES = ("Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1")
@@ -61,8 +60,12 @@ class CraftaxEnvironment(LibraryEnv):
         return {k: x for k, x in sizes.items() if k != "num_levels"}  # every world has nine levels
 
     @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
+
+    @classmethod
     def default(cls, key: Key) -> "CraftaxEnvironment":
-        env = foreign(key)
+        env = cls.foreign_of(*key)
         shape = env.observation_space(None).shape
         # Craftax declares 1 as the upper bound, but health, magic and enchantments of the larger game exceed it.
         space = spaces.Box(0.0, 1.0 if "Classic" in key[0] else np.inf, shape)
@@ -78,18 +81,18 @@ class CraftaxEnvironment(LibraryEnv):
 
     @classmethod
     def limits(cls, name: str) -> Mapping[str, Mapping[str, float]]:
-        numbers = vars(foreign((name, ())).default_params)
+        numbers = vars(cls.foreign_of(name).default_params)
         limits = {k: {"low": 1, "high": 1000} for k in cls.static_parameters(name) if k != "map_size"}
         limits |= {k: PROBABILITY for k in numbers if k.endswith("_chance")} | {"mob_despawn_distance": {"low": 0}}
         counts = [k for k in numbers if k.endswith("_health")]
         return limits | dict.fromkeys((*counts, "max_timesteps", "day_length", "max_attribute"), COUNT)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        observation, state = foreign(self.key).reset_env(key, self.params)
+        observation, state = self.foreign.reset_env(key, self.params)
         return state, Step(self._seen(observation))
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        env = foreign(self.key)
+        env = self.foreign
         observation, state, reward, done, _ = env.step_env(key, state, action, self.params)
         terminated = env.is_terminal(state, self.params.replace(max_timesteps=jnp.iinfo(jnp.int32).max))
         info = {f"achievement_{name}:last": state.achievements[i] for name, i in _achievements(self.key[0])}
@@ -101,12 +104,6 @@ class CraftaxEnvironment(LibraryEnv):
 
 
 names, make = add_suite(CraftaxEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return Craftax's environment for `key`."""
-    return _class(key[0])(_class(key[0]).default_static_params().replace(**dict(key[1])))
 
 
 @functools.cache

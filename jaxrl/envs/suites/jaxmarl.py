@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import disks, register
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, arguments_of, made_once, silent_import, unbounded
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, arguments_of, silent_import, unbounded
 
 with silent_import():  # JaxMARL prints the environments whose packages are missing
     import jaxmarl
@@ -50,7 +50,7 @@ class JaxMarlEnvironment(LibraryEnv):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        kinds = reversed(type(getattr(foreign((name, ())), "_env", foreign((name, ())))).__mro__[:-2])
+        kinds = reversed(type(getattr(cls.foreign_of(name), "_env", cls.foreign_of(name))).__mro__[:-2])
         found = {k: x for kind in kinds for k, x in arguments_of(kind).items()}
         plain = {k: x for k, x in found.items() if isinstance(x, bool | int | float | str)} | _OURS
         return plain | ({_NAMED[name][0]: next(iter(_NAMED[name][1]))} if name in _NAMED else {})
@@ -60,12 +60,18 @@ class JaxMarlEnvironment(LibraryEnv):
         return dict([_NAMED[name]]) if name in _NAMED else {}
 
     @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        named, choices = _NAMED.get(key[0], ("", {}))
+        arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
+        return jaxmarl.make(key[0], **arguments)
+
+    @classmethod
     def default(cls, key: Key) -> "JaxMarlEnvironment":
-        env = foreign(key)
+        env = cls.foreign_of(*key)
         observations, state = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
-        seen = jax.eval_shape(lambda observations: jax.tree.map(lambda x: x[0], _seen(key, observations)), observations)
+        seen = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], _seen(env, key, each)), observations)
         if jax.eval_shape(lambda state: _places(env, state), state) is not None:
-            register(f"jaxmarl:{key[0]}", disks(lambda env, state, _: _places(foreign(env.key), state)))
+            register(f"jaxmarl:{key[0]}", disks(lambda env, state, _: _places(env.foreign, state)))
         observed = unbounded(seen)
         own = [env.action_space(agent) for agent in env.agents]
         if hasattr(own[0], "n"):
@@ -75,14 +81,14 @@ class JaxMarlEnvironment(LibraryEnv):
 
     @property
     def num_agents(self) -> int:
-        return len(foreign(self.key).agents)
+        return len(self.foreign.agents)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        observations, state = foreign(self.key).reset(key)
+        observations, state = self.foreign.reset(key)
         return state, self._step(state, observations)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
-        env = foreign(self.key)
+        env = self.foreign
         actions = dict(zip(env.agents, action, strict=True))
         observations, state, rewards, dones, info = env.step_env(key, state, actions)
         reward = _stack(env, rewards)
@@ -97,18 +103,10 @@ class JaxMarlEnvironment(LibraryEnv):
 
     def _step(self, state: PyTree, observations: Mapping[str, jax.Array]) -> Step:
         active = None if (alive := _alive(state)) is None else alive[: self.num_agents]
-        return Step(_seen(self.key, observations), action_mask=_mask(foreign(self.key), state), active=active)
+        return Step(_seen(self.foreign, self.key, observations), action_mask=_mask(self.foreign, state), active=active)
 
 
 names, make = add_suite(JaxMarlEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return JaxMARL's environment for `key`."""
-    named, choices = _NAMED.get(key[0], ("", {}))
-    arguments = {k: choices[x] if k == named else x for k, x in key[1] if k not in _OURS}
-    return jaxmarl.make(key[0], **arguments)
 
 
 def _alive(state: Any) -> jax.Array | None:
@@ -120,8 +118,8 @@ def _stack(env: Any, values: Mapping[str, Any]) -> jax.Array:
     return jnp.stack([jnp.asarray(values[agent]) for agent in env.agents])
 
 
-def _seen(key: Key, observations: Mapping[str, jax.Array]) -> PyTree:
-    own, chosen = [observations[agent] for agent in foreign(key).agents], dict(key[1])
+def _seen(env: Any, key: Key, observations: Mapping[str, jax.Array]) -> PyTree:
+    own, chosen = [observations[agent] for agent in env.agents], dict(key[1])
     size = max(x.size for x in own)
     seen = jnp.stack([x if x.size == size else jnp.pad(x, (0, size - x.size)) for x in own])
     if chosen.get("agent_id"):

@@ -17,7 +17,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, foreign_rules, made_once
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, foreign_rules
 
 _NEVER = 2**31 - 1
 _CLOCKS = ("step", "step_count")  # not observed: large numbers up to the time limit, not part of the task
@@ -43,7 +43,7 @@ class JumanjiEnvironment(LibraryEnv):
     time_limit: Any
 
     suite = "jumanji"
-    drawing = Drawing(lambda env, state, _: Partial(foreign(env.key).render, state[0]), _drawn, 5.0)
+    drawing = Drawing(lambda env, state, _: Partial(env.foreign.render, state[0]), _drawn, 5.0)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -52,13 +52,25 @@ class JumanjiEnvironment(LibraryEnv):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        env = foreign((name, ()))
+        env = cls.foreign_of(name)
         found = arguments_of(type(env)) | _generator(env)[1]
         return {k: x for k, x in found.items() if isinstance(x, bool | int | float) and k != "time_limit"}
 
     @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        """Make Jumanji's environment without its time limit, which Jumanji would report as a termination."""
+        usual, chosen = jumanji.make(key[0]), dict(key[1])
+        own = {k: chosen.pop(k) for k in [*chosen] if k in arguments_of(type(usual))}
+        kind, arguments = _generator(usual)
+        env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
+        env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
+        viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
+        viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # instead of a window
+        return env
+
+    @classmethod
     def default(cls, key: Key) -> "JumanjiEnvironment":
-        env = foreign(key)
+        env = cls.foreign_of(*key)
         return cls(key, _space(env.observation_spec), _actions(env), env.declared_limit)
 
     @classmethod
@@ -73,18 +85,18 @@ class JumanjiEnvironment(LibraryEnv):
         return {k: {"low": int(isinstance(x, int))} for k, x in sizes.items() if not isinstance(x, bool)}
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        most = _generator(foreign(self.key))[1].get("max_step", math.inf)  # MMST's state has this size
+        most = _generator(self.foreign)[1].get("max_step", math.inf)  # MMST's state has this size
         bound = "" if most == math.inf else f", and at most max_step={most}"
         fine = isinstance(self.time_limit, jax.Array | np.ndarray) or 1 <= self.time_limit <= most  # or mapped over
         return [] if fine else [f"time_limit={self.time_limit} of {self.name} must be at least 1{bound}"]
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        state, first = foreign(self.key).reset(key)
+        state, first = self.foreign.reset(key)
         return (state, jnp.zeros((), jnp.int32)), self._step(first)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # Jumanji's key is in its state
-        (inner, steps), env, spec = state, foreign(self.key), foreign(self.key).action_spec
+        (inner, steps), env, spec = state, self.foreign, self.foreign.action_spec
         if self.key[0].startswith("SearchAndRescue"):  # its rewards shrink toward the time limit
             env, rewards = copy.copy(env), env._reward_fn
             env._reward_fn = lambda found, step, _: rewards(found, step, self.time_limit)
@@ -103,19 +115,6 @@ class JumanjiEnvironment(LibraryEnv):
 
 
 names, make = add_suite(JumanjiEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return Jumanji's environment for `key`, without its time limit, which Jumanji would report as a termination."""
-    usual, chosen = jumanji.make(key[0]), dict(key[1])
-    own = {k: chosen.pop(k) for k in [*chosen] if k in arguments_of(type(usual))}
-    kind, arguments = _generator(usual)
-    env: Any = jumanji.make(key[0], **own | ({"generator": kind(**arguments | chosen)} if chosen else {}))
-    env.declared_limit, env.time_limit = getattr(env, "time_limit", math.inf), _NEVER
-    viewer = next(getattr(env, k) for k in ("_viewer", "_env_viewer", "viewer") if hasattr(env, k))
-    viewer._display = lambda figure: setattr(env, "frame", viewer._display_rgb_array(figure))  # instead of a window
-    return env
 
 
 def _generator(env: Any) -> tuple[Any, dict[str, Any]]:

@@ -13,7 +13,7 @@ import jax
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, foreign_rules, made_once, silent_import
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, foreign_rules, silent_import
 
 with silent_import(), warnings.catch_warnings(action="ignore"):
     import navix
@@ -59,11 +59,17 @@ class NavixEnvironment(LibraryEnv):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        return {"observation": foreign((name, ())).observation_fn.__name__}
+        return {"observation": cls.foreign_of(name).observation_fn.__name__}
+
+    @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        env = navix.make(key[0])
+        chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
+        return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))
 
     @classmethod
     def default(cls, key: Key) -> "NavixEnvironment":
-        env = foreign(key)
+        env = cls.foreign_of(*key)
         seen, bounds = env.observation_space, OBSERVATIONS[env.observation_fn.__name__]
         box = spaces.Box(*bounds, seen.shape, seen.dtype)
         return cls(key, box, spaces.Discrete(int(env.action_space.n)), env.max_steps, env.penalty_coeff)
@@ -73,7 +79,7 @@ class NavixEnvironment(LibraryEnv):
         return {"observation": OBSERVATIONS}
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        first = foreign(self.key).reset(key)
+        first = self.foreign.reset(key)
         # The background of images, 192 bytes per field, is only kept in the state if observations are images.
         pictures = self.static("observation").startswith("rgb")
         timestep = first if pictures else first.replace(state=first.state.replace(cache=None))
@@ -81,17 +87,9 @@ class NavixEnvironment(LibraryEnv):
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # NAVIX's key is in its state
-        env = foreign(self.key).replace(max_steps=self.max_steps, penalty_coeff=self.penalty_coeff)
+        env = self.foreign.replace(max_steps=self.max_steps, penalty_coeff=self.penalty_coeff)
         after = env._step(state, action)  # not `step`, which calls it and may reset
         return after, Step(after.observation, after.reward, after.is_termination(), after.is_truncation())
 
 
 names, make = add_suite(NavixEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return NAVIX's environment for `key`."""
-    env = navix.make(key[0])
-    chosen: Any = dict(key[1]).get("observation", env.observation_fn.__name__)
-    return navix.make(key[0], observation_fn=getattr(navix.observations, chosen))

@@ -13,7 +13,7 @@ from octax.rendering import chip8_display_to_rgb
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.drawings import Drawing
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite
 
 _PARAMETERS = {"frame_skip": 4, "instruction_frequency": 700, "fps": 60}  # change shapes or the compiled program
 
@@ -45,30 +45,28 @@ class OctaxEnvironment(LibraryEnv):
         return _PARAMETERS
 
     @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        values: dict[str, Any] = _PARAMETERS | dict(key[1])
+        work = values["frame_skip"] * (values["instruction_frequency"] // values["fps"])
+        if not 1 <= work <= 10_000:
+            raise ValueError(f"a step has {work} instructions; it must have 1 to 10,000")
+        return octax_games.create_environment(key[0], **values)[0]
+
+    @classmethod
     def default(cls, key: Key) -> "OctaxEnvironment":
-        game = foreign(key)
+        game = cls.foreign_of(*key)
         screens = spaces.Box(False, True, (game.frame_skip, *game.cached_reset_state.display.shape), bool)
         return cls(key, screens, spaces.Discrete(game.num_actions), game.max_num_steps_per_episodes)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        state, observation, _ = foreign(self.key).reset(key)
+        state, observation, _ = self.foreign.reset(key)
         return state, Step(observation)
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # Octax's key is in its state
         # Octax's time limit is ignored, because it is part of the program and cannot be a leaf.
-        state, observation, reward, terminated, _, info = foreign(self.key).step(state, action)
+        state, observation, reward, terminated, _, info = self.foreign.step(state, action)
         return state, Step(observation, reward, terminated, state.time >= self.max_num_steps_per_episodes, info=info)
 
 
 names, make = add_suite(OctaxEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return Octax's environment for `key`."""
-    values: dict[str, Any] = _PARAMETERS | dict(key[1])
-    work = values["frame_skip"] * (values["instruction_frequency"] // values["fps"])
-    if not 1 <= work <= 10_000:
-        raise ValueError(f"a step has {work} instructions; it must have 1 to 10,000")
-    return octax_games.create_environment(key[0], **values)[0]

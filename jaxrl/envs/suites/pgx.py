@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.core import spaces
 from jaxrl.core.types import PyTree
-from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, made_once, unbounded
+from jaxrl.envs.suite import Key, LibraryEnv, Step, add_suite, arguments_of, unbounded
 
 OPPONENTS = ("random", "self", "turns")
 
@@ -42,35 +42,42 @@ class PgxEnvironment(LibraryEnv):
 
     @classmethod
     def static_parameters(cls, name: str) -> Mapping[str, Any]:
-        game = foreign((name, ()))
+        game = cls.foreign_of(name)
         arguments = arguments_of(type(game))
         arguments.pop("size", None)  # go's names include it, and hex only runs with 11
         return arguments | ({"opponent": OPPONENTS[0]} if game.num_players > 1 else {})
 
     @classmethod
+    def make_foreign(cls, key: Key) -> Any:
+        arguments = {k: x for k, x in key[1] if k != "opponent"}
+        game: Any = pgx.make(cast("Any", key[0]))
+        fixed = {"size": game._game.size} if key[0].startswith("go_") else {}
+        return type(game)(**fixed, **arguments) if arguments else game
+
+    @classmethod
     def default(cls, key: Key) -> "PgxEnvironment":
-        game = foreign(key)
+        game = cls.foreign_of(*key)
         start = jax.eval_shape(game.init, jax.eval_shape(lambda: jax.random.key(0)))
         opponent = str(dict(key[1]).get("opponent", OPPONENTS[0]))
         return cls(key, unbounded(start.observation), spaces.Discrete(start.legal_action_mask.size), opponent)
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
-        players = foreign((name, ())).num_players
+        players = cls.foreign_of(name).num_players
         return {"opponent": OPPONENTS if players == 2 else OPPONENTS[:2]} if players > 1 else {}
 
     @property
     def num_agents(self) -> int:
-        return foreign(self.key).num_players if self.opponent == "self" else 1
+        return self.foreign.num_players if self.opponent == "self" else 1
 
     def model(self, state: PgxState) -> tuple["PgxEnvironment", PgxState]:
         """Return the game with `opponent="turns"` if it has two players, so that a search moves for both of them."""
-        if foreign(self.key).num_players != 2:
+        if self.foreign.num_players != 2:
             return self, state
         return self.replace(opponent="turns"), state.replace(seat=state.game.current_player)
 
     def begin(self, key: jax.Array) -> tuple[PgxState, Step]:
-        pgx_game = foreign(self.key)
+        pgx_game = self.foreign
         key_deal, key_seat, key = jax.random.split(key, 3)
         game, seat = _unseen(pgx_game.init(key_deal)), jax.random.randint(key_seat, (), 0, pgx_game.num_players)
 
@@ -87,7 +94,7 @@ class PgxEnvironment(LibraryEnv):
         return (state := PgxState(game, seat)), self._seen(state, seat)
 
     def advance(self, state: PgxState, action: PyTree, key: jax.Array) -> tuple[PgxState, Step]:
-        pgx_game, seat = foreign(self.key), state.seat
+        pgx_game, seat = self.foreign, state.seat
 
         def move(carry):
             game, action, rewards, key, _ = carry
@@ -111,7 +118,7 @@ class PgxEnvironment(LibraryEnv):
 
     def _seen(self, state: PgxState, seat_before: jax.Array) -> Step:
         # The game's observation is not used: it is for the player to move, who may be an opponent after the last move.
-        observe, legal = functools.partial(foreign(self.key)._observe, state.game), state.game.legal_action_mask
+        observe, legal = functools.partial(self.foreign._observe, state.game), state.game.legal_action_mask
         if (agents := self.num_agents) > 1:
             seats, waiting = jnp.arange(agents, dtype=jnp.int32), jnp.arange(legal.size) == 0
             mask = jnp.where((seats == state.game.current_player)[:, None], legal, waiting)
@@ -122,15 +129,6 @@ class PgxEnvironment(LibraryEnv):
 
 
 names, make = add_suite(PgxEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return PGX's game for `key`."""
-    arguments = {k: x for k, x in key[1] if k != "opponent"}
-    game: Any = pgx.make(cast("Any", key[0]))
-    fixed = {"size": game._game.size} if key[0].startswith("go_") else {}
-    return type(game)(**fixed, **arguments) if arguments else game
 
 
 def _is_over(game: Any) -> jax.Array:

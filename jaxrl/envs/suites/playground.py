@@ -16,12 +16,11 @@ import numpy as np
 from mujoco_playground import registry as playground
 from mujoco_playground._src import mjx_env
 
-from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
 from jaxrl.envs.physics import PhysicsEnv, PhysicsState, part
-from jaxrl.envs.suite import Key, Step, add_suite, made_once, unbounded
+from jaxrl.envs.suite import Key, Step, add_suite
 
 _OF_WARP = ("naconmax", "naccdmax", "njmax")  # sizes of Warp's buffers
 _ROBOTS = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
@@ -57,11 +56,22 @@ class PlaygroundEnvironment(PhysicsEnv):
         return usable | {"impl": "jax", "randomize": False}
 
     @classmethod
-    def default(cls, key: Key) -> "PlaygroundEnvironment":
-        env = foreign(key)
-        observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
-        box, limit = spaces.Box(-1.0, 1.0, (env.action_size,)), int(env._config.episode_length)
-        return cls(key, unbounded(observation), box, limit, {})
+    def make_foreign(cls, key: Key) -> Any:
+        chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
+        env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
+        if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
+            raise ValueError(
+                f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}, and at most 10,000 times sim_dt"
+            )
+        return env
+
+    @classmethod
+    def limit(cls, key: Key) -> int:
+        return int(cls.foreign_of(*key)._config.episode_length)
+
+    @property
+    def drawing(self) -> drawings.Drawing:
+        return drawings.Drawing(_see, functools.partial(_draw, self.foreign_of(self.key[0])))
 
     @classmethod
     def choices(cls, name: str) -> Mapping[str, Iterable[str]]:
@@ -82,7 +92,7 @@ class PlaygroundEnvironment(PhysicsEnv):
 
     @classmethod
     def physical(cls, key: Key) -> Any:
-        return foreign(key).mjx_model
+        return cls.foreign_of(*key).mjx_model
 
     def idle(self) -> Mapping[str, str]:
         return dict.fromkeys(_OF_WARP, "with impl='jax'") if self.static("impl") == "jax" else {}
@@ -100,22 +110,12 @@ class PlaygroundEnvironment(PhysicsEnv):
         return after, step._replace(observation=seen, reward=sane(step.reward, 0.0))
 
     def library(self, drawn: PyTree) -> Any:
-        env = copy.copy(foreign(self.key))
+        env = copy.copy(self.foreign)
         env._mjx_model = env._mjx_model.tree_replace(drawn | self.system)
         return env
 
 
 names, make = add_suite(PlaygroundEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> Any:
-    """Return Playground's environment for `key`."""
-    chosen: dict[str, Any] = {k: list(x) if isinstance(x, tuple) else x for k, x in key[1] if k != "randomize"}
-    env = playground.load(key[0], config_overrides={"impl": "jax"} | chosen)
-    if not 1 <= env.n_substeps <= 10_000 or not np.isclose(env.n_substeps * env.sim_dt, env.dt):
-        raise ValueError(f"ctrl_dt={env.dt} must be a multiple of sim_dt={env.sim_dt}, and at most 10,000 times sim_dt")
-    return env
 
 
 def _randomizer(name):
@@ -134,13 +134,9 @@ def _see(env, state, time_step):
     return {name: getattr(state.own.data, name) for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
 
 
-def _draw(name, view):
+def _draw(env, view):
     state: Any = SimpleNamespace(data=SimpleNamespace(**view, xfrc_applied=0.0))
     try:
-        return foreign((name, ())).render(state)
+        return env.render(state)
     except Exception as error:  # MuJoCo may raise anything if there is no display
         raise ConfigError(f"MuJoCo cannot draw: {error}; set MUJOCO_GL=egl before Python starts") from error
-
-
-for name in names():
-    drawings.register(f"playground:{name}", drawings.Drawing(_see, functools.partial(_draw, name)))

@@ -20,7 +20,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.envs import drawings
-from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, made_once, outside
+from jaxrl.envs.suite import COUNT, Key, LibraryEnv, Step, add_suite, outside
 
 _VIEWS = range(3, 32, 2)  # valid sides of an agent's view; the library does not check them
 _OBJECTS = {"low": 1, "high": 100}  # limits on the number of objects that fit in the rooms of Playground
@@ -67,8 +67,15 @@ class XMiniGridEnvironment(LibraryEnv):
         return {k: parameters[k] for k in ("num_objects", "view_size") if k in parameters} | tasks
 
     @classmethod
+    def make_foreign(cls, key: Key) -> tuple[Any, Any, Any]:
+        """Make the library's environment; return it with its parameters, and its tasks (None without a benchmark)."""
+        chosen: dict[str, Any] = dict(key[1])
+        tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
+        return *xminigrid.make(key[0], **chosen), tasks
+
+    @classmethod
     def default(cls, key: Key) -> "XMiniGridEnvironment":
-        env, parameters, _ = foreign(key)
+        env, parameters, _ = cls.foreign_of(*key)
         # Each field is a pair of integers, a tile and a color; there are fewer colors than tiles.
         high = np.asarray([NUM_TILES - 1, NUM_COLORS - 1], np.uint8)
         box = spaces.Box(0, high, env.observation_shape(parameters), np.uint8)
@@ -90,12 +97,12 @@ class XMiniGridEnvironment(LibraryEnv):
             raise ConfigError(f"xminigrid:{name} needs the tasks {tasks!r}, which jaxrl does not download; run {once}")
 
     def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
-        tasks = foreign(self.key)[2]
+        tasks = self.foreign[2]
         numbers = {} if tasks is None else {"ruleset": {"low": -1, "high": tasks.num_rulesets() - 1}}
         return super().contradictions(changed) + outside(changed, numbers)
 
     def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
-        env, parameters, tasks = foreign(self.key)
+        env, parameters, tasks = self.foreign
         if tasks is not None:
             own, key = jax.random.split(key)
             drawn = jax.random.randint(own, (), 0, tasks.num_rulesets())
@@ -105,7 +112,7 @@ class XMiniGridEnvironment(LibraryEnv):
 
     def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
         del key  # the environment is deterministic
-        env, parameters, _ = foreign(self.key)
+        env, parameters, _ = self.foreign
         before = _TIME_STEP(state, None, None, None, None)  # only the state is read
         after = env.step(parameters.replace(max_steps=self.max_steps), before, action)
         truncated = after.state.step_num >= self.max_steps  # the library tests for equality and misses lowered limits
@@ -113,14 +120,6 @@ class XMiniGridEnvironment(LibraryEnv):
 
 
 names, make = add_suite(XMiniGridEnvironment)
-
-
-@made_once
-def foreign(key: Key) -> tuple[Any, Any, Any]:
-    """Return the library's environment for `key`, its parameters, and its tasks (None without a benchmark)."""
-    chosen: dict[str, Any] = dict(key[1])
-    tasks = xminigrid.load_benchmark(chosen.pop("benchmark", _BENCHMARK)) if _is_xland(key[0]) else None
-    return *xminigrid.make(key[0], **chosen), tasks
 
 
 def _is_xland(name):

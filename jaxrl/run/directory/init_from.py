@@ -179,16 +179,9 @@ def _of_policy(acting, actor, shapes):
         if jax.tree.structure(numbers) == jax.tree.structure(theirs):
             pairs = zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True)
             values |= {number: x for number, x in pairs if number >= 0}
-    leaves = jax.tree.leaves(shapes)
+    leaves, structure = jax.tree.flatten(shapes)
     values = {number: x for number, x in values.items() if _kind(x) == _kind(leaves[number])}
-    for state in jax.tree.leaves(_numbered(shapes), is_leaf=lambda x: isinstance(x, TrainState)):
-        if isinstance(state, TrainState):
-            pairs = ((state.target_params, state.params), (state.target_model_state, state.model_state))
-            for target, online in pairs:
-                if jax.tree.structure(target) == jax.tree.structure(online):
-                    both = zip(jax.tree.leaves(target), jax.tree.leaves(online), strict=True)
-                    values |= {number: values[other] for number, other in both if other in values}
-    return values
+    return values | _matched(shapes, jax.tree.unflatten(structure, map(values.get, range(len(leaves)))))
 
 
 def _matched(shapes, learner):

@@ -3,8 +3,10 @@
 JAX environments are drawn from their states; host environments are drawn by their `render` methods.
 """
 
+import contextlib
 import math
 import os
+from collections.abc import Generator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -189,12 +191,19 @@ def _built(env, seed):
         raise ConfigError(
             f"{env.name} cannot be drawn; its recipe needs build_rendered (jaxrl.core.host_types.RenderedRecipe)"
         )
-    try:
+    with _drawing_with(env):
         return env.build_rendered(keys.evaluation_seed(seed))
+
+
+@contextlib.contextmanager
+def _drawing_with(host: Any) -> Generator[None]:
+    """Convert any error of a host environment, such as a missing package or display, to a `ConfigError`."""
+    try:
+        yield
     except JaxrlError:
         raise
-    except Exception as error:  # any error of an environment
-        raise ConfigError(f"{env.name} cannot be drawn: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{host.name} cannot be drawn: {type(error).__name__}: {error}") from error
 
 
 def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
@@ -220,10 +229,8 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
 
 def _photographed(host, timestep, number) -> Image.Image:
     """Return a picture of a host environment, at most `_SIDE` pixels high and wide."""
-    try:
+    with _drawing_with(host):
         frame = host.render()
-    except Exception as error:  # for example a missing package or display
-        raise ConfigError(f"{host.name} cannot be drawn: {type(error).__name__}: {error}") from error
     if frame is None or frame.ndim != 3:
         raise ConfigError(f"{host.name} cannot be drawn, because it has no render mode 'rgb_array'")
     picture = Image.fromarray(np.ascontiguousarray(frame))
@@ -279,9 +286,7 @@ def _brax_page(base: Any, states: list[PyTree]) -> str:
     from brax.envs.base import PipelineEnv
     from brax.io import html
 
-    from jaxrl.envs import brax
-
-    env = brax.foreign(base.key)
+    env = base.foreign
     assert isinstance(env, PipelineEnv)  # true for all environments of brax
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

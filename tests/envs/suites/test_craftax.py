@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.suite import foreign_rules
@@ -86,8 +87,7 @@ def test_pixels_are_bytes_of_craftax_pictures():
     ],
 )
 def test_what_cannot_be_is_refused(parameters, match):
-    with pytest.raises(ConfigError, match=match):
-        raw("Craftax-Classic-Symbolic-v1", **parameters)
+    raises(ConfigError, match, raw, "Craftax-Classic-Symbolic-v1", **parameters)
 
 
 def test_parameters_are_numbers_and_sizes():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.suite import foreign_rules
@@ -18,7 +19,7 @@ raw = functools.partial(suite_samples.raw, "jaxmarl")
 def both(name, steps, seed=0, **parameters):
     """Time steps of the raw environment [steps + 1, agents, ...], and what JaxMARL gives for its keys and actions."""
     env = raw(name, **parameters)
-    own = suite_samples.adapter("jaxmarl").foreign(env.key)
+    own = env.foreign
 
     def play(key):
         key_reset, key = jax.random.split(key)
@@ -123,5 +124,4 @@ def test_what_all_see_and_who_one_is_can_be_observed():
     ],
 )
 def test_what_cannot_be_is_refused(name, parameters, match):
-    with pytest.raises(ConfigError, match=match):
-        raw(name, **parameters)
+    raises(ConfigError, match, raw, name, **parameters)

@@ -10,6 +10,7 @@ import pytest
 from helpers import suite_samples
 from helpers.legal_play import play
 from helpers.programs import assert_equal
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -121,8 +122,7 @@ def test_what_needs_a_download_is_refused():
     import jumanji
 
     assert {*suite_samples.adapter("jumanji").names()} == jumanji.registered_environments() - {"Sokoban-v0"}
-    with pytest.raises(ConfigError, match="downloads its levels"):
-        jaxrl.make("jumanji:Sokoban-v0")
+    raises(ConfigError, "downloads its levels", jaxrl.make, "jumanji:Sokoban-v0")
 
 
 def test_parameters_are_those_of_the_environment_and_of_its_generator():
@@ -140,8 +140,7 @@ def test_parameters_are_those_of_the_environment_and_of_its_generator():
         ("Knapsack-v1", {"total_budget": float("nan")}, "total_budget=nan"),
         ("Game2048-v1", {"num_rows": 4}, "num_rows"),
     ):
-        with pytest.raises(ConfigError, match=why):
-            raw(name, **wrong)
+        raises(ConfigError, why, raw, name, **wrong)
     assert raw("MMST-v0", max_step=100, time_limit=100).time_limit == 100
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.drawings import drawing_of
@@ -99,8 +100,7 @@ def test_pictures_are_the_librarys():
     ],
 )
 def test_what_cannot_be_is_refused(parameters, match):
-    with pytest.raises(ConfigError, match=match):
-        raw("Navix-Empty-5x5-v0", **parameters)
+    raises(ConfigError, match, raw, "Navix-Empty-5x5-v0", **parameters)
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)

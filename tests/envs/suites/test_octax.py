@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import suite_samples
 from helpers.legal_play import play
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -63,7 +64,6 @@ def test_names_have_levels_and_parameters_are_checked():
         ({"frame_skip": 10**6}, "11000000 instructions"),
         ({"render_scale": 4}, "unknown parameter"),
     ):
-        with pytest.raises(ConfigError, match=why):
-            raw("pong", **wrong)
+        raises(ConfigError, why, raw, "pong", **wrong)
     with pytest.raises(ConfigError, match="cavern"):
         raw("cavern")  # without a level

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import suite_samples
 from helpers.legal_play import play
+from helpers.refused import raises
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.suite import foreign_rules
@@ -120,8 +121,7 @@ def test_bridge_is_left_out_and_arguments_are_the_games_own():
         ("hex", {"size": 5}, "unknown parameter"),
         ("minatar-breakout", {"sticky_action_prob": "often"}, "sticky_action_prob='often'"),
     ):
-        with pytest.raises(ConfigError, match=why):
-            raw(name, **wrong)
+        raises(ConfigError, why, raw, name, **wrong)
 
 
 @pytest.mark.long

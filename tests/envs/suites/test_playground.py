@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refused import raises
 from helpers.suite_samples import needs
 
 import jaxrl
@@ -127,8 +128,7 @@ def test_parts_of_the_model_are_parameters():
         ({"opt.gravity": [0.0]}, "is not"),
         ({"opt.wind": [0.0, 0.0, 1.0]}, "changes nothing"),
     ):
-        with pytest.raises(ConfigError, match=reason):
-            jaxrl.make(TASK, system=system)
+        raises(ConfigError, reason, jaxrl.make, TASK, system=system)
 
 
 def test_its_own_randomizer_draws_anew_for_each_episode(library, monkeypatch, cartpole):
@@ -173,8 +173,7 @@ def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
         ("CartpoleBalance", {"sim_dt": 0.003}, "must be a multiple"),
         ("CartpoleBalance", {"ctrl_dt": 1000.0}, "at most 10,000 times sim_dt"),
     ):
-        with pytest.raises(ConfigError, match=reason):
-            jaxrl.make(f"playground:{name}", **parameters)
+        raises(ConfigError, reason, jaxrl.make, f"playground:{name}", **parameters)
     assert "playground:Go1JoystickFlatTerrain" not in jaxrl.environments()
     names = {name for name in playground.names() if name != "CartpoleLeaving"}
     assert names >= {"CartpoleBalance", "HumanoidRun"} and len(names) == 25

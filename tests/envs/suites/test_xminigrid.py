@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
+from helpers.refused import raises
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -64,10 +65,8 @@ def test_a_limit_that_was_lowered_within_an_episode_still_cuts_it():
     ],
 )
 def test_what_cannot_be_is_refused(parameters, match):
-    with pytest.raises(ConfigError, match=match):
-        raw("MiniGrid-Empty-5x5", **parameters)
-    with pytest.raises(ConfigError, match="num_objects"):
-        raw("MiniGrid-Playground", num_objects=0)
+    raises(ConfigError, match, raw, "MiniGrid-Empty-5x5", **parameters)
+    raises(ConfigError, "num_objects", raw, "MiniGrid-Playground", num_objects=0)
 
 
 @pytest.fixture
@@ -75,12 +74,12 @@ def tasks(tmp_path, monkeypatch):
     """A folder for files of tasks, empty, and no way to download one."""
     from xminigrid import benchmarks
 
-    from jaxrl.envs.suites import xminigrid as adapter
+    from jaxrl.envs import suite
 
     monkeypatch.setattr(benchmarks, "DATA_PATH", str(tmp_path))
     monkeypatch.setattr(benchmarks, "_download_from_hf", lambda *_: pytest.fail("a download"))
     yield tmp_path
-    adapter.foreign.cache_clear()
+    suite._made.cache_clear()
 
 
 def test_without_its_tasks_xland_is_refused_in_one_line(tasks):
@@ -88,8 +87,7 @@ def test_without_its_tasks_xland_is_refused_in_one_line(tasks):
         raw("XLand-MiniGrid-R1-9x9")
     (line,) = caught.value.problems
     assert "trivial-21k" in line and "load_benchmark" in line and "\n" not in line
-    with pytest.raises(ConfigError, match="did you mean 'trivial-21k'"):
-        raw("XLand-MiniGrid-R1-9x9", benchmark="trivial-20k")
+    raises(ConfigError, "did you mean 'trivial-21k'", raw, "XLand-MiniGrid-R1-9x9", benchmark="trivial-20k")
     assert not any("XLand" in name for name in type(raw("MiniGrid-Empty-5x5")).names())
 
 
@@ -111,6 +109,5 @@ def test_xland_draws_a_task_an_episode_or_keeps_one(tasks):
     one = raw("XLand-MiniGrid-R1-9x9", ruleset=1)
     states, _ = jax.jit(jax.vmap(one.reset))(jax.random.split(jax.random.key(0), 32))
     assert (np.asarray(states.goal_encoding) == np.asarray(goals[1])).all()
-    with pytest.raises(ConfigError, match="ruleset=3 must be at least -1 and at most 2"):
-        raw("XLand-MiniGrid-R1-9x9", ruleset=3)
+    raises(ConfigError, "ruleset=3 must be at least -1 and at most 2", raw, "XLand-MiniGrid-R1-9x9", ruleset=3)
     jaxrl.check_env(one, steps=10)

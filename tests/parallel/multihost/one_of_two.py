@@ -29,10 +29,10 @@ from helpers import programs  # noqa: E402 (makes an environment, for which JAX 
 from helpers.kills import Moments  # noqa: E402
 from helpers.populations import population  # noqa: E402
 from helpers.programs import ROWS  # noqa: E402
+from helpers.served import JaxHostEnvironment, ServedFromHost  # noqa: E402
 
 import jaxrl  # noqa: E402
 from jaxrl.core.errors import JaxrlError  # noqa: E402
-from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
 from jaxrl.parallel.program import Program  # noqa: E402
 from jaxrl.run.directory.checkpoint import Checkpointer  # noqa: E402
 from jaxrl.run.loop import run_loop  # noqa: E402

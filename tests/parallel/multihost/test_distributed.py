@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from helpers.populations import population
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 from helpers.two_processes import HEARTBEAT, both, together
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, PeerError
 from jaxrl.core.files import as_read_back
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.loggers import read_metrics

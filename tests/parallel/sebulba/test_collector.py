@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal, plain
+from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.sebulba.collector import Published, StepCollector
 

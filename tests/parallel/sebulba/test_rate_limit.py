@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite, started
 from helpers.refused import refused
+from helpers.served import ServedFromHost
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxrl
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.rate_limit import Counts, RateLimit

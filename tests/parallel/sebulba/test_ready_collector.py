@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal, plain, started
 from helpers.refused import refused
+from helpers.served import JaxHostEnvironment, ServedFromHost
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core import keys
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.sebulba.collector import Published, ReadyScheduler, StepCollector
 

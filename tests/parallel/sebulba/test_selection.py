@@ -11,6 +11,7 @@ from helpers.patience import PATIENCE, within
 from helpers.pools import check_ends_while_groups_wait, rows_learned, watch_learning
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, all_finite, assert_equal, plain, ran, started
 from helpers.refused import refused
+from helpers.served import ServedFromHost
 from helpers.spoiled import Spoiled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ import jaxrl
 from jaxrl.core import config
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba.collector import StepCollector
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.parallel.sebulba.selection import Selection, batches_at_hand

@@ -22,12 +22,12 @@ from helpers.programs import (
     ran,
     started,
 )
+from helpers.served import ServedFromHost
 from helpers.strict_json import read_json
 
 import jaxrl
 from jaxrl.algos.on_policy import WholeEpisodes
 from jaxrl.core.types import env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.sebulba import host_loop
 from jaxrl.parallel.sebulba.actors import ActorThreads, Progress
