@@ -55,7 +55,7 @@ def rings(dataset: Dataset, sources: Mapping[str, Replay], spec: EnvSpec, *, col
         raise DatasetError("the dataset has no transitions")
     for line in clipped.notes() + rewards.notes():
         warnings.warn(f"the dataset: {line}", stacklevel=3)
-    place, blank, parts = _layout(rows.weight, columns, *fixed.margins(sources))
+    place, blank, parts = _layout(np.asarray(rows.weight), columns, *fixed.margins(sources))
     size = len(rows.reward)
     picked = np.clip(place, 0, size - 1)
     begun = np.flatnonzero(rows.first)
