@@ -1,4 +1,4 @@
-"""Records of saved runs, including the runs of sweeps and searches, which can be values as a table."""
+"""Records of saved runs, including the runs of sweeps and searches, which can be shown as a table."""
 
 import dataclasses
 import math
