@@ -202,16 +202,19 @@ def _names(suite: str) -> Iterable[str]:
 # --- from JSON ---------------------------------------------------------------------------------------------------
 
 
-def _flag(written: Mapping[str, Any]) -> Flag:
-    return Flag(**{**written, "kind": _kind(written["kind"]), "choices": tuple(written.get("choices", ()))})
+def _flag(written: dict[str, Any]) -> Flag:
+    read: dict[str, Any] = {"kind": _kind(written["kind"]), "choices": tuple(written.get("choices", ()))}
+    return Flag(**written | read)
 
 
-def _kind(written: Mapping[str, Any]) -> Kind:
-    return Kind(**{**written, "parts": tuple(map(_part, written.get("parts", ())))})
+def _kind(written: dict[str, Any]) -> Kind:
+    read: dict[str, Any] = {"parts": tuple(map(_part, written.get("parts", ())))}
+    return Kind(**written | read)
 
 
-def _part(written: Mapping[str, Any]) -> Part:
-    return Part(**{**written, "fields": {name: _kind(kind) for name, kind in written.get("fields", {}).items()}})
+def _part(written: dict[str, Any]) -> Part:
+    read: dict[str, Any] = {"fields": {name: _kind(kind) for name, kind in written.get("fields", {}).items()}}
+    return Part(**written | read)
 
 
 if __name__ == "__main__":

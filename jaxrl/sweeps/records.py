@@ -120,9 +120,9 @@ def compared(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Group]]:
         row = dict(some[0].settings) | {"IQM": _middle(filled)}
         if max(map(len, records)) > 1:
             ends = bootstrap_interval([filled]) if len(filled) > 1 and known.size else (math.nan, math.nan)
-            shown = known if known.size else np.asarray([math.nan])
-            row |= {"low": float(ends[0]), "high": float(ends[1]), "mean": float(shown.mean())}
-            row |= {"std": float(shown.std()), "min": float(shown.min()), "max": float(shown.max())}
+            values = known if known.size else np.asarray([math.nan])
+            row |= {"low": float(ends[0]), "high": float(ends[1]), "mean": float(values.mean())}
+            row |= {"std": float(values.std()), "min": float(values.min()), "max": float(values.max())}
         last = [final[TRAINING] for record in some if TRAINING in (final := record.final_metrics())]
         row |= {"training": _middle(np.asarray(last)), "no score": len(some) - len(known)}
         found.append((row, group))

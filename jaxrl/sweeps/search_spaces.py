@@ -57,7 +57,7 @@ def _is_open(algo: Algorithm, default: Algorithm, path: str) -> bool:
     """Return whether the setting at a dotted path exists, has an effect and its default value."""
     part, _, name = path.rpartition(".")
     owner, own = (getattr(thing, part, None) if part else thing for thing in (algo, default))
-    if not hasattr(owner, name) or not has_effect(owner, name, algo):
+    if owner is None or not hasattr(owner, name) or not has_effect(owner, name, algo):
         return False
     return getattr(owner, name) == getattr(own or owner, name)
 

@@ -99,11 +99,8 @@ def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
         (["--distributed"], "no cluster was detected"),
         (["--launch", "cluster"], "no cluster was detected"),
         (["--launch", "cluster", "--coordinator", "host:1"], "--num-processes, --process-id: missing"),
-        (["--launch", "processes:0"], "--launch: processes: count=0 must be at least 1"),
         (["--launch", "processes:2", "--distributed"], "cannot be used with --launch processes:2, which starts"),
         (["--launch", "processes:2:restarts=1"], "needs --run-dir, since a restart resumes from its newest checkpoint"),
-        (["--launch", "processes:2", "--process-id", "1"], "--process-id can only be used with --distributed"),
-        (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be 0 or 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -115,25 +112,6 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
     monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
     assert main.main([command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", *flags]) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("train", "--launch processes:1:evaluators=1 needs --run-dir, where the evaluator finds the checkpoints"),
-        ("sweep", "--launch processes:1:evaluators=1 cannot be used with sweep; an evaluator needs the checkpoints of"),
-        ("pbt", "--launch processes:1:evaluators=1 cannot be used with pbt; an evaluator"),
-        ("compile", "--launch processes:1:evaluators=1 cannot be used with compile; an evaluator"),
-        ("tune", "--launch and --distributed cannot be used with tune"),
-    ],
-)
-def test_what_an_evaluator_cannot_follow_starts_nothing(command, words, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "run_processes", lambda *_: pytest.fail("started"))
-    line = [command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8"]
-    line += ["--launch", "processes:1:evaluators=1"]
-    assert main.main(line) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("error:") == 1
 
 
 def test_an_evaluator_joins_nobody(monkeypatch):
