@@ -227,7 +227,7 @@ def test_the_transfer_guard_would_have_seen_one():
 def test_an_interrupted_run_goes_on_bit_for_bit(finished, half, tmp_path):
     whole, _ = finished
     copy, interrupted = half
-    assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation is not None
+    assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation
     record = read_json(copy(tmp_path / "run") / "result.json")
     assert record["stopped"] == "interrupted" and record["total_steps"] == interrupted.total_steps
     resumed = train(tmp_path / "run")
