@@ -136,6 +136,7 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
         def update(self, data, *, raw):
             shown.append(data)
 
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(display, "display", lambda data, raw, display_id: shown.append(data) or Handle())
     progress = ProgressBar(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
     progress.start(10)

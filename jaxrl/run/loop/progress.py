@@ -200,7 +200,7 @@ class ProgressBar:
         """Return the line and, if there are rows of metrics, the table, for a notebook."""
         if not self._has_rows:
             return self._line()
-        plain = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH)
+        plain = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, color_system=None, force_jupyter=False)
         with plain.capture() as captured:
             plain.print(self._table())
         return f"{self._line()}\n{captured.get()}".rstrip()
