@@ -338,7 +338,7 @@ def learning(asked: TrainRequest) -> list[Task]:
             progress=False,
             **settings,
         )
-        score = None if result.evaluation is None else float(result.evaluation.return_mean)
+        score = float(result.evaluation.return_mean) if result.evaluation else None
         row = {"score": score, "ended": result.stopped, "steps": result.total_steps}
         return row | {"seconds": result.wall_seconds, "steps/s": result.steps_per_second}
 

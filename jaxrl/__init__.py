@@ -70,6 +70,83 @@ if TYPE_CHECKING:
     from jaxrl.sweeps.tune import TuneResult, tune
 
 __version__ = "0.1.0"
+__all__ = [
+    "A2C",
+    "ALGORITHMS",
+    "AlphaZero",
+    "Anakin",
+    "BC",
+    "CQL",
+    "CRR",
+    "CrossQ",
+    "D4PG",
+    "DDPG",
+    "DQN",
+    "Dataset",
+    "Decision",
+    "Dreamer",
+    "Evaluation",
+    "FunctionCallback",
+    "GAIL",
+    "IMPALA",
+    "IQL",
+    "JaxrlError",
+    "LogUniform",
+    "MPO",
+    "MuZero",
+    "Offline",
+    "PBTResult",
+    "PPO",
+    "PQN",
+    "Policy",
+    "Preset",
+    "Processes",
+    "R2D2",
+    "REPPO",
+    "RayProcesses",
+    "Record",
+    "Remote",
+    "Resources",
+    "Result",
+    "SAC",
+    "Sebulba",
+    "SweepResult",
+    "TD3",
+    "TD3BC",
+    "TuneResult",
+    "Uniform",
+    "VMPO",
+    "check_env",
+    "compile_for",
+    "environments",
+    "envs",
+    "evaluate",
+    "export_minari",
+    "export_policy",
+    "export_replay",
+    "export_rlds",
+    "from_dm_env",
+    "launch",
+    "load",
+    "load_dataset",
+    "make",
+    "make_algorithm",
+    "make_train",
+    "networks",
+    "pbt",
+    "preset",
+    "pull",
+    "push",
+    "register",
+    "render",
+    "report",
+    "schedules",
+    "spaces",
+    "sweep",
+    "to_pandas",
+    "train",
+    "tune",
+]
 
 
 @functools.cache
@@ -85,8 +162,6 @@ def _homes() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return __dir__()
     if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jaxrl.core import interrupts
@@ -98,4 +173,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_homes())
+    return __all__

@@ -23,6 +23,7 @@ def read(path):
 def test_stored_outputs_are_those_of_the_code_small_and_of_no_machine(path):
     notebook = read(path)
     nbformat.validate(notebook)
+    assert re.search(r'find_spec\("jaxrl"\) is None.*\n +%pip .*git\+<repository>', code_cells(notebook)[0].source)
     if not any(cell.outputs for cell in code_cells(notebook)):
         assert all(cell.execution_count is None for cell in code_cells(notebook)) and "jaxrl" not in notebook.metadata
         return

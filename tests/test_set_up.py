@@ -184,31 +184,54 @@ def test_the_release_is_named_alike_everywhere():
     assert site["copyright"].startswith(f"jaxrl {version},")
 
 
-@pytest.mark.long
-def test_the_wheel_and_the_source_distribution_work_outside_the_checkout(tmp_path):
-    uv = Path(sys.executable).with_name("uv")
-    if not uv.exists():
+UV = Path(sys.executable).with_name("uv")
+OPTIONS = ["--quiet", "--offline", "--no-build-isolation", "--no-config"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """A folder with the source distribution and the wheel."""
+    if not UV.exists():
         pytest.skip("uv is not installed")
-    options = ["--quiet", "--offline", "--no-build-isolation", "--no-config"]
-    subprocess.run(
-        [uv, "build", *options, "--python", sys.executable, "--out-dir", tmp_path / "dist", ROOT], check=True
-    )
-    check_metadata(next((tmp_path / "dist").glob("*.whl")))
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([UV, "build", *OPTIONS, "--python", sys.executable, "--out-dir", folder, ROOT], check=True)
+    return folder
+
+
+def installed(package, home):
+    """Return the Python of a new environment with jaxrl from `package`, and a function that runs commands in it."""
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    # What jaxrl depends on is had from here, without a network; jaxrl itself, in editable form here, is not.
+    paths = {"base": str(home), "platbase": str(home)}
+    packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    (packages / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([UV, "pip", "install", *OPTIONS, "--no-deps", "--python", python, package], check=True)
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return python, lambda *words: subprocess.run(words, cwd=home, env=alone, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_type_checkers_accept_the_first_programs_and_find_a_misspelled_field(dist, tmp_path):
+    pytest.importorskip("mypy")
+    python, run = installed(*dist.glob("*.whl"), tmp_path / "home")
+    for page in ("README.md", "docs/getting_started.md"):
+        blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+        (tmp_path / f"{Path(page).stem}.py").write_text("".join(blocks))
+    (tmp_path / "misspelled.py").write_text("import jaxrl\n\njaxrl.PPO(learning_rat=1e-3)\n")
+    skipped = "[mypy]\nstrict = true\n[mypy-chex.*,flax.*,gymnasium.*,jax.*,matplotlib.*,optax.*,orbax.*,scipy.*]\n"
+    (tmp_path / "mypy.ini").write_text(f"{skipped}follow_imports = skip\n")  # half of the time
+    options = "--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path, "--python-executable", python
+    found = run(sys.executable, "-m", "mypy", *options, *tmp_path.glob("*.py")).stdout
+    assert re.findall(r"(\w+)\.py:\d+: error: .*\[(.*)\]", found) == [("misspelled", "call-arg")], found
+
+
+@pytest.mark.long
+def test_the_wheel_and_the_source_distribution_work_outside_the_checkout(dist, tmp_path):
+    check_metadata(next(dist.glob("*.whl")))
     for made in ("*.whl", "*.tar.gz"):
-        (package,) = (tmp_path / "dist").glob(made)
         home = tmp_path / made.strip("*.")
-        venv.create(home, with_pip=False)
-        python = home / "bin" / "python"
-        # What jaxrl depends on is had from here, without a network; jaxrl itself, in editable form here, is not.
-        paths = {"base": str(home), "platbase": str(home)}
-        installed = Path(sysconfig.get_path("purelib", "venv", vars=paths))
-        (installed / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([uv, "pip", "install", *options, "--no-deps", "--python", python, package], check=True)
-
-        def run(*words, home=home):
-            return subprocess.run(words, cwd=home, env=alone, capture_output=True, text=True)
-
+        python, run = installed(*dist.glob(made), home)
         where = run(python, "-c", "import jaxrl; print(jaxrl.__file__)").stdout
         assert Path(where.strip()).is_relative_to(home), where
         jaxrl = home / "bin" / "jaxrl"

@@ -165,7 +165,7 @@ def _check_parts_and_hold_functions(algo: "DataclassInstance") -> None:
             object.__setattr__(algo, field.name, StaticFunction(value))
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def field_group[T](cls: type[T]) -> type[T]:
     """Turn a class into a group of fields that algorithms share: a frozen, keyword-only dataclass and pytree.
 
@@ -176,7 +176,7 @@ def field_group[T](cls: type[T]) -> type[T]:
     return cast("type[T]", struct.dataclass(made, kw_only=True))
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def part_class[T](cls: type[T]) -> type[T]:
     """Turn a class into a part of algorithms: a group of fields, registered by its lower-case name."""
     made = field_group(cls)
@@ -202,7 +202,7 @@ class Part:
         return ()
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def algorithm[T](cls: type[T]) -> type[T]:
     """Turn a class into an algorithm: a frozen, keyword-only dataclass and pytree, registered by lower-case name."""
     made: Any = _with_changes(cls)

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl.cli import table
 from jaxrl.cli.commands import OfRun, command
+from jaxrl.cli.imports import announce_jax
 from jaxrl.cli.run_summary import score
 from jaxrl.core.limits import seed_problems
 
@@ -38,6 +39,7 @@ class Playing(OfRun):
 
     def environment(self) -> Any:
         """Return the environment to play in, or None for the training environment."""
+        announce_jax()
         from jaxrl.cli.environment import make_environment
 
         return None if self.env is None else make_environment(self.env, self.env_params)

@@ -36,6 +36,12 @@ def found(place: str) -> Any:
     return getattr(importlib.import_module(f"jaxrl.cli.{module}"), name)
 
 
+def announce_jax() -> None:
+    """Report in a terminal that the command imports JAX, which takes seconds."""
+    if sys.stderr.isatty() and "jax" not in sys.modules:
+        print("Importing JAX ...", file=sys.stderr)
+
+
 def import_modules(argv: Sequence[str]) -> list[str]:
     """Import the modules named by `--import`, which may be in the current directory.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl.cli import multihost, table
 from jaxrl.cli.flags import option, parse
-from jaxrl.cli.imports import found
+from jaxrl.cli.imports import announce_jax, found
 from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
@@ -182,6 +182,7 @@ def begin(command: str, place: str, argv: Sequence[str]) -> int:
     parsed = read(command, argv)
     if (code := multihost.start(command, argv, parsed.run)) is not None:
         return code
+    announce_jax()
     from jaxrl.parallel.multihost.distributed import report_errors
 
     with report_errors():

@@ -42,7 +42,7 @@ def make(
     sticky_actions: float | None = None,
     hide: int | tuple[int, ...] = (),
     **parameters: Any,
-) -> Environment | HostRecipe:
+) -> Environment | Any:  # or a HostRecipe; in a union with it, `make(name).reset` would be a type error
     """Make the environment `name`, such as "gymnax:CartPole-v1", with episode statistics, ready for training.
 
     Args:
@@ -58,6 +58,9 @@ def make(
       hide: indices of the entries of a JAX environment's vector observation that are hidden from the agent (`Hide`).
       parameters: the environment's parameters; numbers become pytree leaves, except for those that change shapes or the
         compiled program, which are static.
+
+    Returns:
+      An `Environment`, or a `HostRecipe` for environments outside JAX.
 
     Raises:
       ConfigError: the suite, name or a parameter is unknown (similar names are suggested), the probability is invalid,

@@ -31,7 +31,6 @@ def write(
 
     Raises:
       ConfigError: `path` exists, or a value of the policy is not finite.
-      MissingExtraError: safetensors is not installed.
       OSError: the folder cannot be written.
     """
     config = {name: config[name] for name in _OF_ACTING if name in config}

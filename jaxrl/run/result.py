@@ -50,7 +50,7 @@ class Result:
       state: the complete state of the run after the last chunk with finite values.
       metrics: a row every `log_every` steps, and at evaluations and checkpoints, with the entries "step", "train/...",
         "update/..." and, for an evaluation, "evaluation/...".
-      evaluation: the last evaluation, or None if the run stopped before the first.
+      evaluation: the last evaluation, without episodes if the run stopped before the first.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
         the run directory was deleted), or the stop reason of a callback.
       problem: a description of the values that were not finite, or the saving error, that stopped the run; else None.
@@ -68,7 +68,7 @@ class Result:
     env: Environment | HostRecipe
     state: RunState
     metrics: list[dict[str, float]]
-    evaluation: Evaluation | None
+    evaluation: Evaluation
     stopped: str
     problem: str | None
     total_steps: int
@@ -86,7 +86,7 @@ class Result:
 
     def __repr__(self) -> str:
         parts = [f"{self.total_steps:,} steps", self.stopped]
-        parts += [] if self.evaluation is None else [repr(self.evaluation)]
+        parts += [repr(self.evaluation)] if self.evaluation else []
         parts += [] if (trained := late_return(self.metrics)) is None else [f"in training {trained:.4g}"]
         parts += [] if self.run_dir is None else [str(self.run_dir)]
         return f"Result({type(self.algo).__name__} on {self.env.name}: {', '.join(parts)})"
@@ -94,7 +94,7 @@ class Result:
     def record(self) -> dict[str, Any]:
         """Return the contents of `result.json`."""
         return {
-            "evaluation": {} if self.evaluation is None else self.evaluation.metrics(),
+            "evaluation": self.evaluation.metrics() if self.evaluation else {},
             "explored": self.config.get("logging", {}).get("explore_in_evaluation", False),
             "training_return": late_return(self.metrics),
             "stopped": self.stopped,
@@ -112,7 +112,7 @@ class Result:
         """Return a table and the learning curve as HTML, which notebooks display."""
         rows = [("environment steps", f"{self.total_steps:,}"), ("ended", self.stopped)]
         rows += [] if self.problem is None else [("problem", self.problem)]
-        rows += [] if self.evaluation is None else [("last evaluation", repr(self.evaluation))]
+        rows += [("last evaluation", repr(self.evaluation))] if self.evaluation else []
         rows += [("steps per second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
         rows += [] if self.run_dir is None else [("run directory", str(self.run_dir))]
         title = f"{type(self.algo).__name__} on {self.env.name}"

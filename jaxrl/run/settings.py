@@ -72,6 +72,7 @@ class RunSettings:
     resources: Resources | None = None
     deterministic: bool = False
     progress: bool = True
+    verbose: bool = False
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "RunSettings":

@@ -72,6 +72,7 @@ def train(
     resources: Resources | None = None,
     deterministic: bool = False,
     progress: bool = True,
+    verbose: bool = False,
 ) -> Result:
     """Train an algorithm on an environment, from a dataset, or on both.
 
@@ -127,7 +128,8 @@ def train(
       deterministic: on a GPU, use only programs whose results are equal, bit for bit, in every process. This is slower,
         because programs are not chosen by timing, and sums have a fixed order. CPUs and TPUs are always deterministic.
         XLA reads this when JAX starts: in Python, start the run before any other use of JAX, or set XLA_FLAGS.
-      progress: show a progress bar.
+      progress: show a progress bar and, in a terminal, a table of losses and speed at every tenth of the run.
+      verbose: show the table at every row of metrics, and not only in a terminal.
 
     Returns:
       The result. Ctrl-C ends the run after the current chunk, saves, and returns the result so far; a second Ctrl-C,
@@ -182,10 +184,13 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
         settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
         config = settings.config(dataset=described, parent=parent)
         settings = settings if leader else settings.replace(loggers=())
-        journal = Journal(settings.loggers, ProgressBar(visible=settings.progress and leader), log)
+        display = ProgressBar(visible=settings.progress and leader, verbose=settings.verbose)
+        journal = Journal(settings.loggers, display, log)
         journal.log(f"{type(algo).__name__} on {env.name}, seed {settings.seed}, {settings.total_steps:,} steps")
         for line in notes:
-            journal.note(line)
+            journal.log(line)
+        if notes:
+            display.note("\n".join(["Settings chosen for this environment:", *notes]))
         with contextlib.ExitStack() as stack:
             if isinstance(dataset, Loader):
                 stack.callback(dataset.close)

@@ -2,14 +2,18 @@
 
 import json
 import pickle
+import re
 import shutil
 import struct
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.exported import write_folder
 from helpers.programs import ENV, PPO
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.cli import main
@@ -19,7 +23,6 @@ from jaxrl.run.policies import policy_folder
 from jaxrl.run.policies.policy import Policy
 from jaxrl.run.policies.policy_folder import MODEL
 
-safetensors = pytest.importorskip("safetensors.numpy")
 SEEN = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
 
@@ -33,6 +36,19 @@ def written(tmp_path_factory):
 @pytest.fixture
 def folder(written):
     return written[1]
+
+
+TRAINED = Path(jaxrl.__path__[0]) / "trained"
+
+
+@pytest.mark.parametrize("name", one_quick(("cartpole", "pendulum", "breakout")))
+def test_trained_policies_score_what_their_page_says(name):
+    rows = dict(re.findall(r"^\| `(\w+)` \| `jaxrl train .*` \| (\S+) \|$", (TRAINED / "README.md").read_text(), re.M))
+    assert sorted(rows) == sorted(path.name for path in TRAINED.iterdir() if path.is_dir())
+    assert sum(path.stat().st_size for path in (TRAINED / name).iterdir()) < 200_000
+    policy = jaxrl.load(TRAINED / name)
+    found = jaxrl.evaluate(policy.algo, policy.actor, policy.env, policy.spec, seed=0)
+    assert found.return_mean == pytest.approx(float(rows[name]), rel=0.1)
 
 
 def test_what_was_written_is_read(written):
@@ -169,9 +185,9 @@ def rewrite(change=lambda held, name: held, **metadata):
     """Tensors as they are after `change`, which is given them and the name of a matrix."""
 
     def write(folder, mark):
-        held = safetensors.load((folder / MODEL).read_bytes())
+        held = safetensors.numpy.load((folder / MODEL).read_bytes())
         held = change(held, next(name for name in sorted(held) if held[name].ndim == 2))
-        data = safetensors.save(held, metadata={"format": "jaxrl policy 1", "step": "128"} | metadata)
+        data = safetensors.numpy.save(held, metadata={"format": "jaxrl policy 1", "step": "128"} | metadata)
         (folder / MODEL).write_bytes(data)
 
     return write

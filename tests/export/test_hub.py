@@ -18,7 +18,6 @@ from jaxrl.export.hub import pull, push
 from jaxrl.run.policies import policy_folder
 
 pytest.importorskip("huggingface_hub")
-pytest.importorskip("safetensors")
 
 # The client reads the address when it is imported.
 CODE = """if True:

@@ -142,7 +142,7 @@ def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
     env = spoiled(1)
     with pytest.warns(RuntimeWarning, match="the state at step 0"):
         result = train(PPO, env, run_dir=tmp_path / "run")
-    assert result.total_steps == 0 and result.metrics == [] and result.evaluation is None
+    assert result.total_steps == 0 and result.metrics == [] and not result.evaluation
     assert_equal(result.state, anakin().bind(PPO, env).start(PPO, env, 0))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import gymnasium
 import jax
@@ -155,6 +156,25 @@ def test_an_episode_begins_where_there_is_no_memory():
     jax.tree.map(np.testing.assert_array_equal, policy(OBSERVATIONS, begun, first=True)[1], memory)
     single = jax.tree.map(jnp.shape, policy.initial_carry())
     assert single == jax.tree.map(lambda x: x.shape[1:], begun)
+
+
+@pytest.mark.parametrize("algo", [PPO, RECURRENT_PPO], ids=["feedforward", "recurrent"])
+def test_predict_of_stable_baselines3(algo):
+    policy, state, carry = policy_of(algo, noise=2.0), None, None
+    for start in (True, False, np.arange(6) == 2):
+        actions, state = policy.predict(jnp.asarray(OBSERVATIONS), state, episode_start=start)
+        expected, carry = policy(OBSERVATIONS, carry, first=start)
+        np.testing.assert_array_equal(actions, expected)
+        jax.tree.map(np.testing.assert_array_equal, state, carry)
+        assert {type(leaf) for leaf in jax.tree.leaves((actions, state))} == {np.ndarray}
+    action, single = policy.predict(OBSERVATIONS[0])
+    assert action == policy(OBSERVATIONS[0])[0] and type(action) is int
+    assert policy.predict(OBSERVATIONS[1], single)[0] == policy(OBSERVATIONS[1], policy(OBSERVATIONS[0])[1])[0]
+    sampled = []
+    for seed in (1, 1, 2):
+        random.seed(seed)
+        sampled.append(policy.predict(np.repeat(OBSERVATIONS, 50, axis=0), deterministic=False)[0].tolist())
+    assert sampled[0] == sampled[1] != sampled[2]
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -73,8 +74,44 @@ def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor hidden, and shown again
 
 
+ROW = {"train/return_mean": 21.5, "update/policy_loss": -0.01, "update/approximate_kl": 2e-3, "update/updates": 7.0}
+
+
+def tables(out):
+    """Return the titles of the tables, and the words of the last one."""
+    titles = re.findall(r"╭─* (.*?) ─*╮", out.getvalue())
+    return titles, re.split(r"[\s│]{2,}", out.getvalue().rpartition("╭")[2].partition("╰")[0])
+
+
+def test_a_table_of_metrics_in_a_terminal_at_every_tenth_after_the_evaluation_of_its_step():
+    out, clock = io.StringIO(), Clock()
+    progress = ProgressBar(console=Console(file=out, force_terminal=True, width=100, color_system=None), clock=clock)
+    progress.start(1000)
+    for step in range(50, 1001, 50):
+        clock.now += 1.0
+        progress.report(step, ROW)
+        if step % 100 == 0:
+            progress.report(step, {"evaluation/return_mean": float(step)})
+    progress.close()
+    titles, words = tables(out)
+    assert titles == [f"{step:,} / 1,000 steps" for step in range(100, 1001, 100)]
+    assert {"evaluation return", "1000", "policy loss", "-0.01", "approximate kl", "0.002"} <= set(words)
+    assert {"steps/s", "50", "time elapsed", "00:20", "time left", "00:00"} <= set(words) and "updates" not in words
+
+
+def test_a_table_for_every_row_if_verbose_and_none_elsewhere_outside_of_terminals():
+    for verbose, count in ((False, 0), (True, 3)):
+        progress, out, _ = plain(verbose=verbose)
+        progress.start(1000)
+        for step in (1, 2, 3):
+            progress.report(step, ROW)
+        progress.close()
+        assert len(tables(out)[0]) == count
+
+
 def test_the_cursor_is_back_when_the_process_ends_without_close():
-    script = "from jaxrl.run.loop.progress import ProgressBar\n"
+    script = "from jaxrl.cli.imports import announce_jax; announce_jax()\n"
+    script += "from jaxrl.run.loop.progress import ProgressBar\n"
     script += "p = ProgressBar(); p.start(10); p.update(5); raise SystemExit(3)"
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
@@ -87,7 +124,7 @@ def test_the_cursor_is_back_when_the_process_ends_without_close():
     shown = read.decode()
     os.close(leader)
     assert child.returncode == 3
-    assert "5 / 10 steps" in shown
+    assert shown.startswith("Importing JAX ...") and "5 / 10 steps" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
@@ -99,12 +136,17 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
         def update(self, data, *, raw):
             shown.append(data)
 
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(display, "display", lambda data, raw, display_id: shown.append(data) or Handle())
     progress = ProgressBar(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
     progress.start(10)
     progress.update(5)
     progress.close()
     assert shown == [{"text/plain": f"{step} / 10 steps"} for step in (0, 5, 5)], "without quotes"
+    progress.report(6, ROW)
+    progress._show(last=True)
+    line, table = shown[-1]["text/plain"].split("\n", 1)
+    assert line.startswith("6 / 10 steps") and "policy loss" in table
 
 
 def test_the_time_left_is_of_the_loop_alone_once_it_is_known():

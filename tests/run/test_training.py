@@ -218,7 +218,7 @@ def test_the_transfer_guard_would_have_seen_one():
 def test_an_interrupted_run_goes_on_bit_for_bit(finished, half, tmp_path):
     whole, _ = finished
     copy, interrupted = half
-    assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation is not None
+    assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation
     record = read_json(copy(tmp_path / "run") / "result.json")
     assert record["stopped"] == "interrupted" and record["total_steps"] == interrupted.total_steps
     resumed = train(tmp_path / "run")
@@ -520,7 +520,9 @@ def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):
     settings = {"total_steps": 8, "num_envs": 2, "evaluation_episodes": 2, "run_dir": tmp_path / "run"}
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)
     result = jaxrl.train(algo, "gymnax:CartPole-v1", **settings)
-    assert "network: ActorCritic, layers policy 64, 64, 2; value" in "".join(capfd.readouterr())
+    printed = "".join(capfd.readouterr())
+    assert "Settings chosen for this environment:\n" in printed
+    assert "network: ActorCritic, layers policy 64, 64, 2; value" in printed
     config = read_json(tmp_path / "run" / "config.json")
     assert config["algorithm"]["network"]["torso"]["type"] == "torso:mlp"
     assert result.algo == algo.resolve(result.spec, 2) == load_run(tmp_path / "run").algo

@@ -74,7 +74,7 @@ class Journal:
         if (score := metrics.get("evaluation/return_mean")) is not None:
             self.log(f"step {step:,}: return {score:.6g} in evaluation")
         # An evaluation in a thread belongs to an earlier step.
-        self._display.update(max(step, self._display.step), found)
+        self._display.report(max(step, self._display.step), found)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show metrics in the progress display without writing them."""

@@ -1,21 +1,33 @@
-"""Progress display of a run in terminals, log files and notebooks: steps, steps per second, return and time left."""
+"""Progress display of a run in terminals, log files and notebooks: steps, speed, time left and a table of metrics."""
 
 import atexit
 import collections
 import contextlib
 import datetime
+import io
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich import progress as rich_progress
+from rich.columns import Columns
 from rich.console import Console
+from rich.panel import Panel
 
 from jaxrl.core import interrupts
 
 _LEAST_INTERVAL = 0.1  # minimum seconds between two updates, each of which takes some milliseconds
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first available one is shown
+_LABELS = {
+    "train/return_mean": "return",
+    "evaluation/return_mean": "evaluation return",
+    "train/length_mean": "episode length",
+}
+_IN_TABLE = re.compile(r"loss|entropy|kl$|explained_variance|temperature|epsilon|learning_rate|q_value")
+_TABLES = 10  # per run, unless `verbose`
+_NOTEBOOK_WIDTH = 100  # characters
 
 
 class ProgressBar:
@@ -30,6 +42,7 @@ class ProgressBar:
       clock: a monotonic clock in seconds.
       unit: plural name of the counted items.
       visible: whether to show the display.
+      verbose: whether to show a table of metrics for every row; False: only in terminals, at every tenth of the run.
     """
 
     def __init__(
@@ -40,6 +53,7 @@ class ProgressBar:
         clock: Callable[[], float] = time.monotonic,
         unit: str = "steps",
         visible: bool = True,
+        verbose: bool = False,
     ):
         self._unit = unit
         self._console = console or Console(stderr=True)
@@ -50,6 +64,7 @@ class ProgressBar:
         self._open = False
         self._leaving = contextlib.ExitStack()
         self._metrics: dict[str, float] = {}
+        self._verbose, self._table_due, self._has_rows = verbose, False, False
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)  # times and steps
         self._timed = False
         self._phase: str | None = None
@@ -67,6 +82,7 @@ class ProgressBar:
           phase: text until the first update, such as "compiling".
         """
         self.total, self._timed, self._phase = total, timed, phase
+        self._began = self._clock()
         self._count_from(initial)
         if self._gone:
             return
@@ -93,13 +109,15 @@ class ProgressBar:
             self._try(lambda: self._show(last=False))
 
     def _count_from(self, step: int) -> None:
-        self.step = step
+        self.step = self._tabled = step
         self._recent.clear()
         self._recent.append((self._clock(), step))
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show the number of steps done and the newest metrics."""
         metrics = metrics or {}
+        if step > self.step:
+            self._try(self._show_table)
         if not self._timed:
             self._recent.append((self._clock(), step))
         elif step > self.step and (speed := metrics.get("steps_per_second", 0.0)) > 0.0:
@@ -111,6 +129,13 @@ class ProgressBar:
         self._metrics.update({k: v for k, v in metrics.items() if v is not None and math.isfinite(v)})
         self._try(lambda: self._show(last=False))
 
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a row of metrics, also as a table if one is due, which waits for further rows of the same step."""
+        self._has_rows = True
+        self.update(step, metrics)
+        parts = self.total if self._verbose else _TABLES if self._bar is not None else 0
+        self._table_due |= parts * step // self.total > parts * self._tabled // self.total
+
     def note(self, text: str) -> None:
         """Print a line of text, above the bar if there is one."""
         self._try(lambda: self._console.print(text, markup=False, highlight=False))
@@ -121,6 +146,7 @@ class ProgressBar:
             return
         self._open = False
         try:
+            self._try(self._show_table)
             self._try(lambda: self._show(last=True))
         finally:
             if self._bar is not None:
@@ -158,12 +184,46 @@ class ProgressBar:
             self._bar.update(self._bar.task_ids[0], completed=self.step, description=self._line())
             self._bar.refresh()
         elif self._notebook is not None:
-            self._notebook.update({"text/plain": self._line()}, raw=True)
+            self._notebook.update({"text/plain": self._text()}, raw=True)
         elif self._clock() - self._drawn_at >= self._interval or (last and self.step != self._drawn_step):
             self._drawn_at, self._drawn_step = self._clock(), self.step
             if (line := self._line()) != self._printed:  # after an evaluation, the step may be the same
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._printed = line
+
+    def _show_table(self) -> None:
+        if self._table_due:
+            self._table_due, self._tabled = False, self.step
+            self._console.print(self._table())
+
+    def _text(self) -> str:
+        """Return the line and, if there are rows of metrics, the table, for a notebook."""
+        if not self._has_rows:
+            return self._line()
+        plain = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, color_system=None, force_jupyter=False)
+        with plain.capture() as captured:
+            plain.print(self._table())
+        return f"{self._line()}\n{captured.get()}".rstrip()
+
+    def _table(self) -> Panel:
+        """Return the newest metrics, the speed and the times as a table."""
+        updates = {name: name.removeprefix("update/").replace("_", " ") for name in self._metrics}
+        labels = _LABELS | {name: text for name, text in updates.items() if name != text and _IN_TABLE.search(name)}
+        cells = {text: f"{self._metrics[name]:.4g}" for name, text in labels.items() if name in self._metrics}
+        if math.isfinite(rate := self.steps_per_second):
+            speed, unit = _speed(rate, self._unit).split()
+            cells[unit] = speed
+        cells["time elapsed"] = _duration(self._clock() - self._began)
+        if (seconds := self._seconds_left) is not None:
+            cells["time left"] = _duration(seconds)
+        left, right = max(map(len, cells)), max(map(len, cells.values()))
+        rows = Columns([f"{text:<{left}} {value:>{right}}" for text, value in cells.items()], padding=(0, 3))
+        return Panel(rows, title=f"{self.step:,} / {self.total:,} {self._unit}", border_style="dim", expand=False)
+
+    @property
+    def _seconds_left(self) -> float | None:
+        rate = self.steps_per_second
+        return max(self.total - self.step, 0) / rate if math.isfinite(rate) and rate > 0 else None
 
     def _line(self) -> str:
         parts = [f"{self.step:,} / {self.total:,} {self._unit}"]
@@ -175,10 +235,15 @@ class ProgressBar:
         value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
         if value is not None:
             parts.append(f"return {value:.4g}")
-        if math.isfinite(rate) and rate > 0:
-            seconds = min(max(self.total - self.step, 0) / rate, 1e12)  # within the limits of timedelta
-            parts.append(f"{datetime.timedelta(seconds=math.ceil(seconds))} left".removeprefix("0:"))
+        if (left := self._seconds_left) is not None:
+            parts.append(f"{_duration(left)} left")
         return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as text: "00:08" or "7:59:56"."""
+    whole = math.ceil(min(seconds, 1e12))  # within the limits of timedelta
+    return f"{datetime.timedelta(seconds=whole)}".removeprefix("0:")
 
 
 def _speed(rate: float, unit: str) -> str:

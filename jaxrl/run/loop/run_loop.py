@@ -45,7 +45,7 @@ from jaxrl.run.loop.schedule import LoopLimits, Schedule
 from jaxrl.run.loop.signals import Signals
 from jaxrl.run.loop.stopping import Stop, non_finite
 from jaxrl.run.loop.timing import ChunkTimes
-from jaxrl.run.policies.evaluation import scores_of
+from jaxrl.run.policies.evaluation import Evaluation, scores_of
 from jaxrl.run.recording.recorder import Recorder
 from jaxrl.run.result import Result, write_result
 from jaxrl.run.settings import RunSettings
@@ -438,7 +438,7 @@ class Loop:
             env=self.settings.env,
             state=state,
             metrics=self.journal.history,
-            evaluation=evaluations.latest,
+            evaluation=evaluations.latest or Evaluation(),
             stopped=stop.reason,
             problem=stop.problem,
             total_steps=step,

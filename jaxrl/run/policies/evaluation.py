@@ -33,16 +33,19 @@ _HOST_STEPS = 8  # steps of host environments between two checks for ended episo
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation.
+    """The result of an evaluation, which is false if no episode was played.
 
     Attributes:
       returns, lengths: one number per complete episode.
       unfinished: number of episodes that reached the step limit, which are not in `returns`.
     """
 
-    returns: np.ndarray
-    lengths: np.ndarray
-    unfinished: int
+    returns: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    unfinished: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.episodes or self.unfinished)
 
     def __repr__(self) -> str:
         count = f"{self.episodes} episodes" + (f", {self.unfinished} unfinished" if self.unfinished else "")

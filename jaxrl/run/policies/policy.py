@@ -1,5 +1,6 @@
 """Trained policies, which map observations to actions."""
 
+import random
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -154,6 +155,28 @@ class Policy:
         return structure.unflatten(
             int(x) if one and counts else np.array(x) for x, counts in zip(parts, self._counts, strict=True)
         ), carry
+
+    def predict(
+        self,
+        observation: PyTree,
+        state: Memory | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Memory]:
+        """Return the action and the next state, both in numpy, as `predict` of Stable-Baselines3 does.
+
+        Args:
+          observation: one observation, or a batch with one leading axis.
+          state: the state that the previous call returned; None at the beginning of an episode.
+          episode_start: whether an episode begins, one bool or one per batch entry. None: True if `state` is None.
+          deterministic: take the best action; False: sample as in training, with a key from Python's `random`, which
+            `random.seed` makes reproducible.
+
+        Raises:
+          ConfigError: as for a call of the policy.
+        """
+        key = None if deterministic else jax.random.key(random.getrandbits(32))
+        return jax.device_get(self(jax.device_get(observation), state, first=episode_start, key=key))
 
 
 def act_once(

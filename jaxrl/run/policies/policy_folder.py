@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from jaxrl.core import files
-from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import ActorState, PyTree
 from jaxrl.run.directory import manifest
 from jaxrl.run.directory.run_directory import FORMAT
@@ -42,9 +44,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
 
     Raises:
       ConfigError: a value is not finite, or has a dtype that the format does not support.
-      MissingExtraError: safetensors is not installed.
     """
-    save = _safetensors().numpy.save
     arrays = {name: np.asarray(leaf) for name, leaf in manifest.named_leaves(actor).items()}
     if problems := [f"{name} is {x.dtype}" for name, x in arrays.items() if str(x.dtype) not in _DTYPES.values()]:
         raise ConfigError(f"safetensors cannot store the policy: {', '.join(problems[:_MOST_NAMED])}")
@@ -52,7 +52,7 @@ def write(folder: str | os.PathLike, actor: ActorState, config: Mapping[str, Any
     path = files.expand(folder)
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     with files.replacing(path / MODEL, "wb") as file:
-        file.write(save(arrays, metadata={"format": _KIND, "step": str(step)}))
+        file.write(safetensors.numpy.save(arrays, metadata={"format": _KIND, "step": str(step)}))
     files.write_json(path / "config.json", {"format": FORMAT} | dict(config))
 
 
@@ -65,14 +65,12 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
 
     Raises:
       ConfigError: the file is damaged, or does not match config.json.
-      MissingExtraError: safetensors is not installed.
     """
     path = files.expand(folder) / MODEL
-    library = _safetensors()
     expected = manifest.named_leaves(template)
     try:
         files.open_to_read(path).close()
-        with library.safe_open(path, framework="np") as file:
+        with safetensors.safe_open(path, framework="np") as file:
             metadata, slices = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}
             found = {name: (tuple(x.get_shape()), _DTYPES.get(x.get_dtype(), "?")) for name, x in slices.items()}
             if metadata.get("format") != _KIND:
@@ -84,7 +82,7 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
             arrays = {name: file.get_tensor(name) for name in expected}
     except ConfigError:
         raise
-    except (OSError, ValueError, library.SafetensorError) as error:
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read: {error!s:.200}".replace("\n", " ")) from error
     _check_finite(str(path), arrays)
     step = metadata.get("step", "")
@@ -92,15 +90,6 @@ def read(folder: str | os.PathLike, template: PyTree) -> tuple[PyTree, int]:
         raise ConfigError(f"the metadata of {path} has step={step!r:.40}; it must be a number of steps")
     leaves = [jax.numpy.asarray(arrays[name]) for name in expected]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), int(step)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.numpy
-    except ImportError as error:
-        raise MissingExtraError("a policy as a folder", "hub") from error
-    return safetensors
 
 
 def _check_finite(what, arrays):
