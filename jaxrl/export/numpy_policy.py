@@ -181,6 +181,13 @@ def _split(size, parameters, x):
     return np.split(x, np.cumsum(_shape(size, parameters["sizes"]))[:-1], axis=parameters["axis"])
 
 
+def _cumsum(size, parameters, x):
+    axis = parameters["axis"]
+    ordered = np.flip(x, axis) if parameters.get("reverse") else x
+    total = np.cumsum(ordered, axis, dtype=x.dtype)
+    return np.flip(total, axis) if parameters.get("reverse") else total
+
+
 def _rounded(size, parameters, x):
     return np.rint(x) if parameters["rounding_method"] else np.trunc(x + np.copysign(np.float32(0.5), x))
 
@@ -221,7 +228,7 @@ OPERATIONS |= {
     "transpose": lambda size, parameters, x: np.transpose(x, parameters["permutation"]),
     "concatenate": lambda size, parameters, *arrays: np.concatenate(arrays, parameters["dimension"]),
     "stack": lambda size, parameters, *arrays: np.stack(arrays, parameters["axis"]),
-    "cumsum": lambda size, parameters, x: np.cumsum(x, parameters["axis"], dtype=x.dtype),
+    "cumsum": _cumsum,
     "dot_general": _dot_general,
     "broadcast_in_dim": _broadcast_in_dim,
     "iota": _iota,
