@@ -99,12 +99,10 @@ def _family(name: str, groups: Sequence[Group]) -> list[str]:
     for row, group in ranked:
         first = cast("Record", group.runs[0])
         named = {} if first.settings and not first.member else {"configuration": first.member or first.title}
-        counts = {"no score": row["no score"] or "", "steps": f"{first.steps:,}", "runs": len(group.runs)}
-        rows.append(named | row | counts)
-    columns = {
-        name: ["" if cell == "nan" else cell for cell in column] for name, *column in zip(*cells(rows), strict=True)
-    }
-    parts = ["<h3>Scores</h3>", _table({name: column for name, column in columns.items() if any(column)})]
+        rows.append(named | row | {"steps": f"{first.steps:,}", "runs": len(group.runs)})
+    header, *lines = cells(rows)
+    lines = [["" if cell == "nan" else cell for cell in line] for line in lines]
+    parts = ["<h3>Scores</h3>", *_table([dict(zip(header, line, strict=True)) for line in lines])]
     parts.append(
         '<p class="note">Scores: mean returns of the final evaluations over seeds, the best first. IQM: interquartile '
         "mean with its 95 % bootstrap interval from low to high, in which a failed run counts as the worst of all. "
@@ -162,29 +160,26 @@ def _runs(records: Sequence[Record]) -> list[str]:
         rows.append(row)
         if origin.get("command"):
             commands[str(origin["command"])] = None
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    values = {name: {*cells} for name, cells in columns.items()}
-    for name in ("machine", "versions"):  # trials of a search do not have these
-        values[name] -= {""}
-    varying = {name: cells for name, cells in columns.items() if name == "run" or len(values[name]) > 1}
-    shared = (f"{name}: {cell}" for name in columns if name not in varying for cell in values[name] if cell)
-    parts = [_table(varying), f'<p class="note">{_escaped("; ".join(shared))}</p>']
+    parts = _table(rows)
     text = _escaped("\n".join(list(commands)[:_MOST_ROWS]))
     return [*parts, "<h3>Commands</h3>", f"<pre><code>{text}</code></pre>"] if commands else parts
 
 
-def _table(columns: Mapping[str, Sequence[str]]) -> str:
-    """Return columns of text as an HTML table."""
-    marks, rows = [' class="text"' * (name in _TEXTS) for name in columns], list(zip(*columns.values(), strict=True))
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return rows of text as an HTML table, followed by the values that all rows share."""
+    same = {name for name in list(rows[0])[1:] if name != "IQM" and len({row[name] for row in rows}) == 1}
+    names = [name for name in rows[0] if name not in same]
+    marks = [' class="text"' * (name in _TEXTS) for name in names]
 
     def line(tag, cells):
         marked = zip(marks, cells, strict=True)
         return f"<tr>{''.join(f'<{tag}{mark}>{_escaped(cell)}</{tag}>' for mark, cell in marked)}</tr>"
 
-    lines = [line("th", columns), *(line("td", row) for row in rows[:_MOST_ROWS])]
+    lines = [line("th", names), *(line("td", [row[name] for name in names]) for row in rows[:_MOST_ROWS])]
+    notes = [f"and {len(rows) - _MOST_ROWS:,} more"] * (len(rows) > _MOST_ROWS)
+    notes += [f"{name}: {cell}" for name, cell in rows[0].items() if name in same and cell]
     table = '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
-    more = len(rows) - _MOST_ROWS
-    return table + (f'\n<p class="note">and {more:,} more</p>' if more > 0 else "")
+    return [table, f'<p class="note">{_escaped("; ".join(notes))}</p>']
 
 
 def _picture(figure: "Chart", about: str) -> str:

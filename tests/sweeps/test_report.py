@@ -165,11 +165,12 @@ def page(paths, out):
 def test_a_report_has_the_scores_of_every_configuration(tmp_path):
     runs = [run(tmp_path / f"{rate}-{seed}", rate, seed, 100 * rate + seed) for rate in (0.1, 0.2) for seed in range(4)]
     found = page(runs, tmp_path / "new" / "report.html")
-    header = ["learning_rate", "IQM", "low", "high", "mean", "std", "min", "max", "training", "steps", "runs"]
+    header = ["learning_rate", "IQM", "low", "high", "mean", "min", "max", "training"]
     assert found.rows[0] == header, "no setting in which none differ"
+    assert any("steps: 200; runs: 4" in text for text in found.text), "what all share is said once"
     best, worst = (dict(zip(header, row, strict=True)) for row in found.rows[1:3])
     assert [best[name] for name in ("learning_rate", "IQM", "mean", "min")] == ["0.2", "21.500", "21.500", "20.000"]
-    assert [worst[name] for name in ("learning_rate", "IQM", "steps", "runs")] == ["0.1", "11.500", "200", "4"]
+    assert (worst["learning_rate"], worst["IQM"]) == ("0.1", "11.500")
     assert 20 <= float(best["low"]) < 21.5 < float(best["high"]) <= 23
     assert found.tags.count("img") == 1 and "PPO on gymnax:CartPole-v1" in found.text
 
@@ -276,7 +277,7 @@ def test_a_run_counts_once_and_what_looks_like_it_counts_too(tmp_path, monkeypat
     assert [record.name for record in found] == ["best", "a/x", "b/x"]
     page_of_both = page(copies, tmp_path / "report.html")
     assert [row[0] for row in page_of_both.rows[-2:]] == ["a/x", "b/x"]
-    assert page_of_both.rows[1][page_of_both.rows[0].index("runs")] == "2"
+    assert any("runs: 2" in text for text in page_of_both.text)
     (axes,) = plotting.plot_runs([*copies, copies[0]], tmp_path / "x.png").axes
     assert [line.get_label() for line in axes.get_lines()] == ["PPO"]
 

@@ -107,7 +107,6 @@ def test_a_result_is_saved_where_one_says(swept, tmp_path):
     for name in FILES - {"best"}:
         assert (tmp_path / "a" / "copy" / name).read_bytes() == (path / name).read_bytes()
     result.save(tmp_path / "a" / "copy")
-    assert_equal(jaxrl.load(tmp_path / "a" / "copy").actor, jaxrl.load(path).actor)
     with pytest.raises(RunDirectoryError, match="contains the best policy"):
         result.save(path / "best")
     with pytest.raises(RunDirectoryError, match="another sweep.*overwrite=True"):

@@ -93,6 +93,14 @@ def rising(settings):
         yield score(settings) - (4 - rung), rung == 4
 
 
+def test_bayesian_search_closes_in_and_random_search_does_not():
+    late = {}
+    for sampler in ("tpe", "random"):
+        one = study(sampler=sampler, pruner="none")
+        late[sampler] = np.median([one.run(rising).score for _ in range(40)][20:])
+    assert late["tpe"] > 0.5 * late["random"], late  # scores are negative
+
+
 def test_draws_depend_on_the_seed_and_what_is_fixed_is_in_every_trial():
     first, second, other = (study(search_seed=seed, fixed={"clip": 0.2}) for seed in (1, 1, 2))
     trials = [[one.run(rising) for _ in range(12)] for one in (first, second, other)]
