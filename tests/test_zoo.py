@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers import shortest, zoo_tables
 from helpers.processes import environment, python
+from helpers.refused import raises
 from helpers.strict_json import read_json
 
 from jaxrl.sweeps.vectorized import VectorizedRuns
@@ -95,8 +96,7 @@ def test_a_row_is_a_command_and_what_it_must_reach(table):
 )
 def test_a_row_that_is_wrong_is_refused_by_name(old, new, message, table):
     table.write_text(TABLE.replace(old, new))
-    with pytest.raises(ValueError, match=message):
-        _zoo.read(table)
+    raises(ValueError, message, _zoo.read, table)
 
 
 def test_the_zoo_has_rows_of_many_environments_and_their_records_are_of_their_commands():
@@ -183,8 +183,7 @@ def test_a_budget_that_is_over_ends_a_row_and_another_signal_the_command(is_over
         if is_over:
             assert zoo.spend(read, 100.0) == 0
         else:
-            with pytest.raises(SystemExit, match="143"):
-                zoo.spend(read, 100.0)
+            raises(SystemExit, "143", zoo.spend, read, 100.0)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [call.args[0] for call in timer.call_args_list] == [6000.0]  # one row began, with all of the time
@@ -252,8 +251,7 @@ def test_rows_that_are_stopped_or_killed_are_resumed(table, monkeypatch, capsys)
         return zoo.main()
 
     monkeypatch.setattr(VectorizedRuns, "chunk", counted)
-    with pytest.raises(SystemExit, match="143"):
-        run("tiny")
+    raises(SystemExit, "143", run, "tiny")
     assert "the same call resumes from there" in capsys.readouterr().err
     read, stopped_after, records = _zoo.read(table), len(points), {}
     assert 6 <= stopped_after < 10 and read.held(read.rows["tiny"]) is None
@@ -342,18 +340,14 @@ def test_equal_algorithms_are_seldom_called_different(draw):
 
 
 def test_a_comparison_refuses_what_it_cannot_decide():
-    with pytest.raises(ValueError, match="3 scores .* 0.05"):
-        _sequential.Comparison(3, 1)
+    raises(ValueError, "3 scores .* 0.05", _sequential.Comparison, 3, 1)
     test = _sequential.Comparison(3, 2)
-    with pytest.raises(ValueError, match="use 3 finite scores of each"):
-        test.add([1.0, 2.0, np.nan], [1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="use 3 finite scores of each"):
-        test.add([1.0, 2.0], [1.0, 2.0, 3.0, 4.0])
+    raises(ValueError, "use 3 finite scores of each", test.add, [1.0, 2.0, np.nan], [1.0, 2.0, 3.0])
+    raises(ValueError, "use 3 finite scores of each", test.add, [1.0, 2.0], [1.0, 2.0, 3.0, 4.0])
     for _ in range(2):
         assert not test.add([500.0] * 3, [500.0] * 3)
     assert test.verdict == "not shown"
-    with pytest.raises(ValueError, match="over"):
-        test.add([1.0] * 3, [2.0] * 3)
+    raises(ValueError, "over", test.add, [1.0] * 3, [2.0] * 3)
 
 
 def test_two_rows_are_trained_until_one_is_shown_to_be_better(table, monkeypatch, capsys):
@@ -398,8 +392,7 @@ def test_two_rows_are_trained_until_one_is_shown_to_be_better(table, monkeypatch
 def test_what_cannot_be_is_said_before_anything_is_trained(words, message, table, monkeypatch, capsys):
     monkeypatch.setattr(_zoo, "train", None)
     monkeypatch.setattr(sys, "argv", ["zoo.py", "--zoo", str(table), *words])
-    with pytest.raises(SystemExit, match="2"):
-        zoo.main()
+    raises(SystemExit, "2", zoo.main)
     assert message in capsys.readouterr().err
 
 

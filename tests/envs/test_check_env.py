@@ -373,8 +373,6 @@ def test_faults_of_host_environments_are_named(fault):
         ("gymnasium:host_probes:Counting-v0", {"workers": 2}),
         ("gymnasium:host_probes:Parts-v0", {}),
         ("envpool:CartPole-v1", {}),
-        ("envpool:Acrobot-v1", {"max_episode_steps": 20}),
-        ("envpool:ReacherEasy-v1", {"max_episode_steps": 20}),
         ("envpool:MiniGrid-DoorKey-5x5-v0", {"max_episode_steps": 20}),
     ],
 )

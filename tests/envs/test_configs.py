@@ -13,7 +13,6 @@ from helpers.played import played
 from helpers.processes import python
 from helpers.refused import raises
 from helpers.registered import nothing_registered_for_good
-from helpers.served import ServedFromHost
 
 import jaxrl
 from jaxrl import envs
@@ -85,11 +84,6 @@ def test_recipes(name):
     recipe = jaxrl.make(env, **parameters)
     back = there_and_back(recipe)
     assert back == recipe and type(back) is type(recipe) and back.name == env
-
-
-def test_a_jax_environment_served_from_the_host():
-    back = there_and_back(ServedFromHost(jaxrl.make("gymnax:CartPole-v1")))
-    assert isinstance(back, ServedFromHost) and back.name == "gymnax:CartPole-v1"
 
 
 class Corridor(struct.PyTreeNode):

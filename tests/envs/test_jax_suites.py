@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from helpers.legal_play import outside, play
 from helpers.programs import PPO, ROWS, anakin, assert_equal
-from helpers.refused import refused
-from helpers.suite_samples import SAMPLES, SUITES, adapter, each_suite
+from helpers.refused import raises, refused
+from helpers.suite_samples import SAMPLES, SUITES, adapter, each_suite, needs
 
 import jaxrl
 from jaxrl.core import suite_modules
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec, num_agents
 from jaxrl.envs.drawings import drawing_of
 from jaxrl.envs.parameters import unwrapped
@@ -62,6 +63,96 @@ def test_names_are_listed_and_an_unknown_one_is_refused(suite):
     assert f"{suite}:{SAMPLES[suite].name}" in jaxrl.environments()
     refused(lambda: jaxrl.make(f"{suite}:{SAMPLES[suite].name}x"), "did you mean")
     refused(lambda: jaxrl.make(f"{suite}:{SAMPLES[suite].name}", nonsense=1), "nonsense")
+
+
+# For each environment: parameters, and what the message says of them.
+REFUSED = {
+    "craftax:Craftax-Symbolic-AutoReset-v1": [({}, "'Craftax-Symbolic-v1'")],  # it hides the last observation
+    "craftax:Craftax-Classic-Symbolic-v1": [
+        ({"max_timesteps": 0}, "max_timesteps"),
+        ({"map_size": (64, 32)}, "map_size"),
+        ({"map_size": (50, 50)}, "map_size"),
+        ({"map_size": 64}, "map_size"),
+        ({"max_zombies": 0}, "max_zombies"),
+        ({"fractal_noise_angles": 1}, "fractal_noise_angles"),
+        ({"max_attribute": 9}, "max_attribute"),  # of the larger game
+        ({"spawn_cow_chance": 1.5}, "spawn_cow_chance=1.5 must be at least 0 and at most 1"),
+        ({"spawn_zombie_night_chance": -0.1}, "spawn_zombie_night_chance"),
+        ({"spawn_skeleton_chance": float("nan")}, "spawn_skeleton_chance"),
+        ({"zombie_health": 0}, "zombie_health=0 must be at least 1"),
+        ({"mob_despawn_distance": -1}, "mob_despawn_distance"),
+    ],
+    "jaxmarl:MPE_simple_spread_v3": [
+        ({"num_agents": 1}, "num_agents=1"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"shaped_rewards": 1.0}, "shaped_rewards"),
+    ],
+    "jaxmarl:HeuristicEnemySMAX": [({"scenario": "3n"}, "did you mean '3m'")],
+    "jaxmarl:overcooked": [({"shaped_rewards": float("inf")}, "finite")],
+    "jumanji:Maze-v0": [({"time_limit": 0}, "at least 1")],
+    "jumanji:MMST-v0": [({"time_limit": 100}, "at most max_step=70"), ({"max_step": 50}, "at most max_step=50")],
+    "jumanji:TSP-v1": [({"num_cities": 0}, "num_cities=0 must be at least 1")],
+    "jumanji:SlidingTilePuzzle-v0": [({"num_random_moves": -1}, "num_random_moves=-1 must be at least 1")],
+    "jumanji:Knapsack-v1": [
+        ({"total_budget": -1.0}, "total_budget=-1.0 must be at least 0"),
+        ({"total_budget": float("nan")}, "total_budget=nan"),
+    ],
+    "jumanji:Game2048-v1": [({"num_rows": 4}, "num_rows")],
+    "jumanji:Sokoban-v0": [({}, "downloads its levels")],
+    "navix:Navix-Empty-5x5-v0": [
+        ({"observation": "symbolik"}, "did you mean 'symbolic'"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"penalty_coeff": -0.5}, "penalty_coeff=-0.5 must be at least 0"),
+        ({"penalty_coeff": float("inf")}, "penalty_coeff"),
+        ({"gamma": 0.9}, "gamma"),  # which NAVIX only hands to agents
+        ({"height": 9}, "height"),
+    ],
+    "octax:pong": [
+        ({"max_num_steps_per_episodes": 0}, "at least 1"),
+        ({"frame_skip": 0}, "at least 1"),
+        ({"fps": 1000}, "0 instructions"),
+        ({"frame_skip": 10**6}, "11000000 instructions"),
+        ({"render_scale": 4}, "unknown parameter"),
+    ],
+    "octax:cavern": [({}, "cavern")],  # without a level
+    "pgx:tic_tac_toe": [({"opponent": "perfect"}, "opponent")],
+    "pgx:2048": [({"opponent": "random"}, "unknown parameter")],
+    "pgx:go_9x9": [({"size": 5}, "unknown parameter")],
+    "pgx:hex": [({"size": 5}, "unknown parameter")],
+    "pgx:minatar-breakout": [({"sticky_action_prob": "often"}, "sticky_action_prob='often'")],
+    "playground:CartpoleBalance": [
+        ({"impl": "warpp"}, "did you mean 'warp'"),
+        ({"impl": "warp"}, "needs an NVIDIA GPU; use impl='jax'"),
+        ({"randomize": True}, "does not randomize CartpoleBalance"),
+        ({"njmax": 7}, "changes nothing with impl='jax'"),
+        ({"episode_length": 0}, "must be at least 1"),
+        ({"episode_length": 10**12}, "must be at most 2,147,483,647"),
+        ({"action_repeat": 2}, "action_repeat"),
+        ({"ctrl_dt": 0.001}, "ctrl_dt=0.001 must be a multiple of sim_dt=0.01"),
+        ({"sim_dt": 0.003}, "must be a multiple"),
+        ({"ctrl_dt": 1000.0}, "at most 10,000 times sim_dt"),
+        ({"system": {"opt.gravityx": 0.0}}, "gravityx"),
+        ({"system": {"opt.gravity": [0.0]}}, "is not"),
+        ({"system": {"opt.wind": [0.0, 0.0, 1.0]}}, "changes nothing"),
+    ],
+    "xminigrid:MiniGrid-Empty-5x5": [
+        ({"view_size": 4}, "view_size"),
+        ({"view_size": 1}, "view_size"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"num_objects": 3}, "num_objects"),  # of Playground
+        ({"ruleset": 3}, "ruleset=3 .* changes nothing"),
+        ({"benchmark": "trivial-21k"}, "benchmark"),
+        ({"height": 9}, "height"),  # names have the sizes
+    ],
+    "xminigrid:MiniGrid-Playground": [({"num_objects": 0}, "num_objects")],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name.split(":")[0])) for name in REFUSED])
+def test_what_cannot_be_is_refused(name):
+    for parameters, match in REFUSED[name]:
+        raises(ConfigError, match, jaxrl.make, name, **parameters)
 
 
 @EACH

@@ -17,7 +17,6 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import env_spec
 from jaxrl.data import rings
-from jaxrl.envs.probes import COMPOSITE
 
 ENV, HOST = ENVIRONMENTS["composite"], "gymnasium:host_probes:Parts-v0"
 ON_POLICY = ("a2c", "impala", "ppo", "vmpo")
@@ -71,12 +70,6 @@ def test_a_policy_gives_what_the_environment_takes(trained):
 
 
 @pytest.mark.long
-def test_a_run_is_evaluated_and_goes_on(trained, capsys):
-    assert main.main(["eval", str(trained[0]), "--env", HOST, "--episodes", "2"]) == 0
-    assert "2 episodes" in capsys.readouterr().out
-
-
-@pytest.mark.long
 def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_path):
     pytest.importorskip("tensorflow_datasets")
     [*lived] = jaxrl.load_dataset(f"rlds:{trained[1]}")
@@ -98,15 +91,3 @@ def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_pat
             taken = [*episode.action["speed"][step], episode.action["gear"][step], *episode.action["lights"]["0"][step]]
             taken.append(episode.action["lights"]["1"][step] + 1)
             np.testing.assert_allclose(episode.observation[step + 1], taken)
-
-
-@pytest.mark.long
-def test_a_policy_of_other_parts_does_not_fit(trained):
-    raises(
-        ConfigError,
-        "action_space .*trained on .* with Dict",
-        jaxrl.load,
-        trained[0],
-        env=jaxrl.make("probe:ActionReward", composite=True),
-    )
-    assert jaxrl.make(HOST).action_space != COMPOSITE

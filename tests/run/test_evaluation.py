@@ -163,16 +163,6 @@ def test_exploring_samples_actions():
 
 
 @pytest.mark.long
-def test_the_seed_is_all_the_chance_there_is():
-    algo, actor, env, spec = prepare(PPO, ShortOrLong())
-    one, again, other = (
-        jaxrl.evaluate(algo, actor, env, spec, seed=seed, episodes=256, num_envs=32).lengths for seed in (5, 5, 6)
-    )
-    np.testing.assert_array_equal(one, again)
-    assert (one != other).any()
-
-
-@pytest.mark.long
 def test_host_environments():
     algo, actor, env, spec = prepare(ALGORITHMS["recurrent_ppo"], ShortOrLong())
     host = ServedFromHost(env)

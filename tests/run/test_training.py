@@ -25,7 +25,7 @@ from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.sources import Lifo, View
 from jaxrl.core.types import env_spec
-from jaxrl.networks import GRU, Actor, Critic, QNetwork
+from jaxrl.networks import GRU, QNetwork
 from jaxrl.run.directory import checkpoint
 from jaxrl.run.directory.loading import load_run
 from jaxrl.run.loggers import read_metrics
@@ -500,19 +500,6 @@ def test_updates_come_one_by_one_unless_told():
             total_steps=100,
             progress=False,
         )
-
-
-@pytest.mark.long
-def test_the_default_number_of_environments_divides_over_the_devices():
-    result = jaxrl.train(
-        jaxrl.SAC(min_size=8, capacity=64, batch_size=8, policy=Actor(widths=(4,)), critic=Critic(widths=(4,))),
-        "gymnax:Pendulum-v1",
-        total_steps=16,
-        topology=jaxrl.Anakin(devices=2),
-        evaluation_episodes=1,
-        progress=False,
-    )
-    assert result.total_steps == 16
 
 
 @pytest.mark.long

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
-from helpers.refused import raises
 
-from jaxrl.core.errors import ConfigError
 from jaxrl.envs.suite import foreign_rules
 
 pytestmark = suite_samples.needs("jaxmarl")
@@ -111,17 +109,3 @@ def test_what_all_see_and_who_one_is_can_be_observed():
     np.testing.assert_array_equal(seen["observation"][:, :18], plain)
     np.testing.assert_array_equal(seen["observation"][:, 18:], np.eye(3))
     np.testing.assert_array_equal(seen["world_state"], np.broadcast_to(np.ravel(plain), (3, 54)))
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "match"),
-    [
-        ("MPE_simple_spread_v3", {"num_agents": 1}, "num_agents=1"),
-        ("MPE_simple_spread_v3", {"max_steps": 0}, "max_steps=0"),
-        ("HeuristicEnemySMAX", {"scenario": "3n"}, "did you mean '3m'"),
-        ("overcooked", {"shaped_rewards": float("inf")}, "finite"),
-        ("MPE_simple_spread_v3", {"shaped_rewards": 1.0}, "shaped_rewards"),
-    ],
-)
-def test_what_cannot_be_is_refused(name, parameters, match):
-    raises(ConfigError, match, raw, name, **parameters)

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import suite_samples
-from helpers.refused import raises
 
-from jaxrl.core.errors import ConfigError
 from jaxrl.envs.drawings import drawing_of
 from jaxrl.envs.suite import foreign_rules
 
@@ -86,21 +84,6 @@ def test_pictures_are_the_librarys():
     with foreign_rules():
         np.testing.assert_array_equal(view, own.reset(jax.random.key(0)).observation)
     assert drawing.draw(view).shape == (240, 240, 3)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "match"),
-    [
-        ({"observation": "symbolik"}, "did you mean 'symbolic'"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"penalty_coeff": -0.5}, "penalty_coeff=-0.5 must be at least 0"),
-        ({"penalty_coeff": float("inf")}, "penalty_coeff"),
-        ({"gamma": 0.9}, "gamma"),  # which NAVIX only hands to agents
-        ({"height": 9}, "height"),
-    ],
-)
-def test_what_cannot_be_is_refused(parameters, match):
-    raises(ConfigError, match, raw, "Navix-Empty-5x5-v0", **parameters)
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)

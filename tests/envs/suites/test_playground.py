@@ -123,12 +123,6 @@ def test_parts_of_the_model_are_parameters():
         return float(abs(last.observation[-1, 2] - first.observation[2]))
 
     assert fall(-9.81) > 2 * fall(-1.0) > 0.0
-    for system, reason in (
-        ({"opt.gravityx": 0.0}, "gravityx"),
-        ({"opt.gravity": [0.0]}, "is not"),
-        ({"opt.wind": [0.0, 0.0, 1.0]}, "changes nothing"),
-    ):
-        raises(ConfigError, reason, jaxrl.make, TASK, system=system)
 
 
 def test_its_own_randomizer_draws_anew_for_each_episode(library, monkeypatch, cartpole):
@@ -156,24 +150,12 @@ def test_its_own_randomizer_draws_anew_for_each_episode(library, monkeypatch, ca
     assert len(set(masses)) == 3
 
 
-def test_what_cannot_run_is_refused_in_one_line(library, monkeypatch, tmp_path):
+def test_tasks_whose_robots_are_missing_are_not_listed(library, monkeypatch, tmp_path):
     from jaxrl.envs.suites import playground
 
     monkeypatch.setattr(playground.mjx_env, "MENAGERIE_PATH", tmp_path / "nothing")
-    for name, parameters, reason in (
-        ("Go1JoystickFlatTerrain", {}, "needs MuJoCo Menagerie, which jaxrl does not download; run python -c"),
-        ("CartpoleBalance", {"impl": "warpp"}, "did you mean 'warp'"),
-        ("CartpoleBalance", {"impl": "warp"}, "needs an NVIDIA GPU; use impl='jax'"),
-        ("CartpoleBalance", {"randomize": True}, "does not randomize CartpoleBalance"),
-        ("CartpoleBalance", {"njmax": 7}, "changes nothing with impl='jax'"),
-        ("CartpoleBalance", {"episode_length": 0}, "must be at least 1"),
-        ("CartpoleBalance", {"episode_length": 10**12}, "must be at most 2,147,483,647"),
-        ("CartpoleBalance", {"action_repeat": 2}, "action_repeat"),
-        ("CartpoleBalance", {"ctrl_dt": 0.001}, "ctrl_dt=0.001 must be a multiple of sim_dt=0.01"),
-        ("CartpoleBalance", {"sim_dt": 0.003}, "must be a multiple"),
-        ("CartpoleBalance", {"ctrl_dt": 1000.0}, "at most 10,000 times sim_dt"),
-    ):
-        raises(ConfigError, reason, jaxrl.make, f"playground:{name}", **parameters)
-    assert "playground:Go1JoystickFlatTerrain" not in jaxrl.environments()
+    missing = "playground:Go1JoystickFlatTerrain"
+    raises(ConfigError, "needs MuJoCo Menagerie, which jaxrl does not download; run python -c", jaxrl.make, missing)
+    assert missing not in jaxrl.environments()
     names = {name for name in playground.names() if name != "CartpoleLeaving"}
     assert names >= {"CartpoleBalance", "HumanoidRun"} and len(names) == 25

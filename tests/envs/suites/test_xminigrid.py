@@ -52,23 +52,6 @@ def test_a_limit_that_was_lowered_within_an_episode_still_cuts_it():
     assert lower.step(state, jnp.asarray(RIGHT), jax.random.key(0))[1].truncated
 
 
-@pytest.mark.parametrize(
-    ("parameters", "match"),
-    [
-        ({"view_size": 4}, "view_size"),
-        ({"view_size": 1}, "view_size"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"num_objects": 3}, "num_objects"),  # of Playground
-        ({"ruleset": 3}, "ruleset=3 .* changes nothing"),
-        ({"benchmark": "trivial-21k"}, "benchmark"),
-        ({"height": 9}, "height"),  # names have the sizes
-    ],
-)
-def test_what_cannot_be_is_refused(parameters, match):
-    raises(ConfigError, match, raw, "MiniGrid-Empty-5x5", **parameters)
-    raises(ConfigError, "num_objects", raw, "MiniGrid-Playground", num_objects=0)
-
-
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
     """A folder for files of tasks, empty, and no way to download one."""
