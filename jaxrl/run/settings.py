@@ -229,11 +229,11 @@ def _instance_problems(env, played, topology, video_every):
 
 def _recording_problems(record, topology):
     """Return error messages about recording the episodes of a run."""
-    if record is None or topology.batch_envs == topology.num_envs:
+    batch = getattr(topology, "learner_batch", None)
+    if record is None or batch is None:
         return []
-    some = f"{topology.batch_envs} of the {topology.num_envs} environments"
-    why = f"a batch has the rollouts of only {some}, so an episode would have gaps"
-    return [f"record: {why}; use learner_batch=None, or do not record"]
+    why = f"a batch has the rollouts that are full first, of {batch} of the {topology.num_envs} environments"
+    return [f"record: {why}, so an episode would have gaps; use learner_batch=None, or do not record"]
 
 
 def _resource_problems(resources, topology, env, async_evaluation):

@@ -395,3 +395,9 @@ def test_what_a_gaussian_policy_did_can_be_learned_from(tmp_path, recwarn):
         rows = rings.rings(dataset, sources, spec, columns=2)[0]["replay"].rows
         assert np.abs(rows.action).max() == 2.0, "no sample lay beyond the bounds, so this test shows nothing"
     assert not [warning for warning in recwarn if "outside the bounds" in str(warning.message)]
+
+
+def test_rollouts_in_any_order_are_not_recorded(tmp_path):
+    topology = jaxrl.Sebulba(num_envs=4, actors=2, learner_batch=4)  # a batch may have one group's rollouts twice
+    run = {"total_steps": 64, "topology": topology, "record": tmp_path / "recording"}
+    raises(ConfigError, "an episode would have gaps", jaxrl.train, "impala", "gymnasium:CartPole-v1", **run)
