@@ -18,26 +18,38 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
       run_dir: absolute path of the run directory, or None.
       *notes: additional lines.
     """
-    total, steps = record["total_steps"], record["session_steps"]
-    spent = f" in {record['total_seconds']:,.0f} s"
-    if 0 < steps < total:
-        spent += f"; since resuming, {steps:,} steps in {record['wall_seconds']:,.0f} s"
-    lines = [f"{algorithm} on {environment}: {total:,} steps{spent}"]
+    lines = [f"{algorithm} on {environment}: {record['total_steps']:,} steps{_time(record)}"]
     if record["steps_per_second"] > 0:
-        overall = f"{record['run_steps_per_second']:,.0f} including start-up and evaluation"
-        lines.append(f"speed: {record['steps_per_second']:,.0f} steps/s while training, {overall}")
-    if spent := described(record["seconds"]):
+        speed = f"speed: {record['steps_per_second']:,.0f} steps/s while training"
+        overall = record.get("run_steps_per_second", 0)
+        lines.append(f"{speed}, {overall:,.0f} including start-up and evaluation" if overall else speed)
+    if spent := described(record.get("seconds", {})):
         lines.append(f"seconds: {spent}")
     if run_dir is not None:
         here = Path.cwd()
         lines.append(f"run directory: {run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir}")
     if record["stopped"] == "target_return":
         lines.append("stopped early: the target return was reached")
-    found, trained = record["evaluation"], record["training_return"]
+    return [*lines, *notes, *_returns(record)]
+
+
+def _returns(record):
+    found = record["evaluation"]
+    if "training_return" not in record:  # written by an earlier version
+        return [f"evaluation: {score(found)}"] if found else []
+    trained, actions = record["training_return"], "exploring" if record["explored"] else "greedy"
     evaluated = score(found, count=False) if found else "none"
     training = "no episode ended" if trained is None else f"{trained:.4g}"
-    actions = "exploring" if record["explored"] else "greedy"
-    return [*lines, *notes, f"evaluation ({actions}): {evaluated}; in training {training}"]
+    return [f"evaluation ({actions}): {evaluated}; in training {training}"]
+
+
+def _time(record):
+    """Return the total time of all sessions, and that of this session if the run was resumed."""
+    here, total = record["wall_seconds"], record.get("total_seconds", record["wall_seconds"])
+    steps = record.get("session_steps", record["total_steps"])
+    if steps == record["total_steps"] or not steps:
+        return f" in {total:,.0f} s"
+    return f" in {total:,.0f} s; since resuming, {steps:,} steps in {here:,.0f} s"
 
 
 def score(metrics: Mapping[str, float], *, count: bool = True) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl.core import files
 from jaxrl.core.arguments import checked
-from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
@@ -79,8 +79,6 @@ def load_dataset(
     kind, _, where = os.fspath(source).partition(":")
     if kind not in ("rlds", "minari") or not where:
         raise ConfigError(f"dataset {source!r}: names of datasets have the form 'rlds:DIR' or 'minari:ID'")
-    if last_step not in ("observation", "transition"):
-        raise unknown("last_step", last_step, ("observation", "transition"))
     if kind == "rlds":
         found = Dataset(where, open_directory(where, split=split))
         return found if last_step == "observation" else found.map(last_step_counts)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl.core import files, presentation
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.keys import held_out_seed
 from jaxrl.core.pickled import dumped, loaded
@@ -135,6 +136,7 @@ class Result:
         final, actor = policy_at(self.algo, local(self.state.learner), np.float32(self.progress))
         return Policy(final, actor, self.spec, self.env)
 
+    @checked(episodes={"low": 1}, step_timeout={"above": 0})
     def evaluate(
         self,
         episodes: int = 128,

@@ -32,7 +32,6 @@ CALLS = [
     loading.load_run,
     launcher.launch,
     views.transitions,
-    views.batches,
 ]
 COUNTED = {
     f"{call.__qualname__}.{name}": (call, name)

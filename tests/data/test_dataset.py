@@ -198,7 +198,7 @@ def test_the_last_step_may_be_a_transition(tmp_path):
     np.testing.assert_array_equal(rows.action[3], open_x()[-1]["action"])
     np.testing.assert_array_equal(rows.observation["image"][4], open_x()[-1]["observation"]["image"])
     assert_bitwise(whole[1].steps, plain[1].steps)
-    refused(lambda: jaxrl.load_dataset(source, last_step="reward"), "unknown last_step 'reward'")
+    refused(lambda: jaxrl.load_dataset(source, last_step="reward"), "last_step='reward'")
 
 
 @pytest.mark.parametrize("discount, step", [([0.9, 1.5, 1, 1, 0], 1), ([1, 0, 1, 1, 0], 1), ([1, 1, -1.5, 0.5, 0], 2)])

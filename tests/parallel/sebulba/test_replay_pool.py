@@ -10,6 +10,7 @@ from algorithms import ALGORITHMS
 from helpers.patience import PATIENCE, within
 from helpers.programs import ENV, NUM_ENVS, REPLAY, all_finite, assert_equal, ran, started
 from helpers.refused import refused
+from helpers.served import ServedFromHost
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -18,7 +19,6 @@ from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Fifo
 from jaxrl.core.types import Episode, TimeStep, env_spec
-from jaxrl.envs.host.jax_host import ServedFromHost
 
 HOST = ServedFromHost(ENV)
 POOL = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=NUM_ENVS, learner_batch=2, step_timeout=PATIENCE)

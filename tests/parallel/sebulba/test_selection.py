@@ -216,11 +216,6 @@ def test_it_ends_while_groups_wait_for_room(ready, interrupted, monkeypatch):
     check_ends_while_groups_wait(env, monkeypatch, interrupted=interrupted, actors=4, ready=ready)
 
 
-def test_two_processes_are_named_where_the_order_of_rollouts_differs(monkeypatch):
-    monkeypatch.setattr("jax.process_count", lambda *_: 2)
-    refused(lambda: POOL.bind(IMPALA, HOST), "learner_batch=4")
-
-
 def test_recording_is_refused(tmp_path):
     refused(lambda: jaxrl.train(IMPALA, HOST, total_steps=ROWS, topology=POOL, record=tmp_path / "data"), "record")
 
