@@ -12,3 +12,4 @@ class RowsAlone(struct.PyTreeNode):
 
     rows: Trajectory
     carry: Any = ()
+    groups: None = None
