@@ -272,6 +272,8 @@ class ReplayBuffer:
         drawn = state.ring.at(number).holds(step) & (chance > 0.0)
         positions = state.index.times_sampled.shape[1]
         shard, position = number // positions - self.replicas.first_shard, number % positions
+        if self.groups is not None:  # this device has only the counters of its own groups
+            drawn &= shard == 0
         return state.replace(index=index.update(state.index, self.source, shard, position, priority, drawn))
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:

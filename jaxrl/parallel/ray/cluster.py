@@ -110,6 +110,8 @@ class RayActors:
             raise LostActorError(f"{how} ({str(error).splitlines()[0]})", str(error)) from error
         except exceptions.RayTaskError as error:
             raise ActorRaisedError(str(error)) from error.cause
+        except exceptions.RayError as error:
+            raise LostActorError(f"was lost ({str(error).splitlines()[0]})", str(error)) from error
 
     def shared(self, value: Any) -> Any:
         return self._ray.put(value)

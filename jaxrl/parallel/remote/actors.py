@@ -220,19 +220,20 @@ class ActorPool:
         self._pending = method, arguments, references, time.monotonic()
         self._waiting = list(range(len(references)))
 
-    def finish(self, *, again: str, steps: int = 1) -> list[Any]:
+    def finish(self, *, again: str, steps: int = 1, patience: float = 0.0) -> list[Any]:
         """Wait for the actors, and return their answers to the calls of `begin`.
 
         Args:
           again: method to call on the replacement of a lost actor. If it is the method passed to `begin`, it is called
             with the same arguments; any other method is called without arguments.
           steps: number of environment steps that the method takes.
+          patience: additional seconds, for example for compiling.
 
         Raises:
           EnvironmentFailedError: environments raised an error, or more actors were lost than `restarts` allows.
         """
         method, arguments, references, since = self._pending
-        until, answers = since + steps * self._remote.step_timeout, []
+        until, answers = since + steps * self._remote.step_timeout + patience, []
         for place, reference in enumerate(references):
             answer, lost = self._answer(place, reference, until - time.monotonic())
             while lost:
@@ -284,6 +285,8 @@ class ActorPool:
         # A different seed, as the same seed would repeat the same episodes.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
         self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
+        if self._closed:  # meanwhile
+            self._stop(place, "was closed")
         return self._actors[place]
 
     def _described(self, place):
@@ -343,6 +346,7 @@ class RemoteCollector:
     ):
         self.stepping = Stepping()  # its clock is never started, as the pool has a timeout for answers
         self._steps, self._store, self._device, self._steps_per_env = steps, store, device, 0
+        self._compiled = False  # whether the actor has compiled its programs, in its first rollout
         own = steps, seed, remote.step_timeout
         self.host = ActorPool(RolloutActor, recipe, remote, 1, steps.group, seed, first_env, *own)
 
@@ -358,7 +362,9 @@ class RemoteCollector:
         """Collect one rollout. The actor steps its environments, so `stepper` is not used."""
         self.host.begin("rollout", [(self._store.put(published), self._steps_per_env)])
         yield
-        [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)
+        patience, self._compiled = 0.0 if self._compiled else START_TIMEOUT, True
+        finished = self.host.finish(again="rollout", steps=self._steps.length, patience=patience)
+        [(collected, self.stepping.seconds)] = finished
         self._steps_per_env += self._steps.length
         return jax.device_put(collected, self._device)
 

@@ -1,15 +1,17 @@
 """Actors in processes of this machine, which exchange arrays with this process through shared memory.
 
 A call and its answer are pickled with their arrays left out (PEP 574). The arrays are in a file in memory that both
-processes have open, so sending does not wait for the receiver to read, as it would with a pipe.
+processes have open, so sending arrays does not wait for the receiver to read, as it would with a pipe.
 """
 
 import contextlib
 import os
 import pickle
 import tempfile
+import threading
 import time
 import traceback
+import weakref
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,7 +21,6 @@ from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host.workers import WorkerProcess, exit_reason
 from jaxrl.parallel.remote.backend import ActorRaisedError, LostActorError
 
-_MEMORY = "/dev/shm"
 _LOOK = 1.0  # seconds between two checks of processes that do not answer
 
 
@@ -32,8 +33,9 @@ class LocalProcesses:
         return _Actor(cls, arguments)
 
     def call(self, actor: "_Actor", method: str, arguments: tuple[Any, ...]) -> "_Actor":
+        message = _stored(actor.memory, (method, arguments))
         with contextlib.suppress(OSError):  # the actor has ended, which `answer` reports
-            _send(actor.connection, actor.memory, (method, arguments))
+            actor.connection.send(message)
         return actor
 
     def answer(self, reference: "_Actor", timeout: float) -> Any:
@@ -50,11 +52,20 @@ class _Actor(WorkerProcess):
     """A process with an actor."""
 
     def __init__(self, cls: type, arguments: tuple[Any, ...]):
-        memory = tempfile.TemporaryFile(dir=_MEMORY if os.path.isdir(_MEMORY) else None)
-        self.memory = memory.fileno()
-        self._open = memory  # closes the file with this object
+        self.memory, self._lock = _memory(), threading.RLock()
+        weakref.finalize(self, os.close, self.memory)
         setup = self.memory, cloudpickle.dumps((cls, arguments))
         super().__init__("environments", __name__, setup, files=(self.memory,))
+
+    def kill(self) -> int:
+        with self._lock:  # the thread that waits for an answer and the one that closes the run may both call this
+            return super().kill()
+
+    def _release(self) -> None:
+        # The connection is closed with this object, as another thread may be reading from it.
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def answer(self, timeout: float) -> Any:
         """Return the answer of the last call; see `Backend.answer`."""
@@ -76,7 +87,16 @@ class _Actor(WorkerProcess):
         return answer
 
 
-def _send(connection: Connection, memory: int, message: Any) -> None:
+def _memory() -> int:
+    """Return the descriptor of an empty file in memory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("jaxrl")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _stored(memory: int, message: Any) -> tuple[bytes, list[int]]:
+    """Write the arrays of a message to `memory`; return the rest, and the sizes of the arrays in bytes."""
     buffers: list[pickle.PickleBuffer] = []
     content = cloudpickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     start, sizes = 0, []
@@ -85,7 +105,7 @@ def _send(connection: Connection, memory: int, message: Any) -> None:
         while buffer.nbytes:
             written = os.pwrite(memory, buffer, start)
             buffer, start = buffer[written:], start + written
-    connection.send((content, sizes))
+    return content, sizes
 
 
 def _receive(connection: Connection, memory: int) -> Any:
@@ -118,4 +138,4 @@ def serve(connection: Connection, setup: tuple[int, bytes]) -> None:
     while True:
         method, arguments = _receive(connection, memory)
         answer = (*failure, None) if failure[0] else attempt(getattr(actor, method), *arguments)
-        _send(connection, memory, answer)
+        connection.send(_stored(memory, answer))

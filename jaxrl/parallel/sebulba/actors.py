@@ -15,6 +15,7 @@ import jax
 from jaxrl.core import resources
 from jaxrl.core.host_types import WatchedEnvironment
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
+from jaxrl.parallel.remote.actors import ActorPool
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published
 from jaxrl.parallel.sebulba.selection import Selection
 
@@ -175,7 +176,7 @@ class ActorThreads:
 
     @property
     def failures(self) -> int:
-        """The total number of worker processes or Ray actors that were lost and replaced."""
+        """The total number of worker processes or remote actors that were lost and replaced."""
         return sum(c.host.failures for c in self._collectors if isinstance(c.host, WatchedEnvironment))
 
     def close(self) -> None:
@@ -188,6 +189,9 @@ class ActorThreads:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        for collector in self._collectors:
+            if isinstance(collector.host, ActorPool):  # ends the calls that its thread waits for
+                collector.host.close()
         until = time.monotonic() + GOODBYE
         for thread, mine in self._threads.items():
             _wait(thread, mine, until)

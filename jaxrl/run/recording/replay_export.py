@@ -51,7 +51,7 @@ def export_replay(
     original episode ends there.
 
     Frame stacks are rebuilt. As for `export_rlds`, `path` is created when the dataset is complete. `policy_version` is
-    the iteration of the episode's first step.
+    the iteration of the episode's first step, or -1 for runs with `learner_batch`.
 
     Args:
       run: a `Result`, or a run directory whose checkpoints contain the replay buffer.
@@ -86,10 +86,12 @@ def export_replay(
         raise ConfigError("the replay buffer is on several processes; export it from the run directory, in one process")
     common = provenance(algo, env, -1 if seed is None else seed)
     empty, length = int(empty_at), rollout_length(algo)
+    grouped = np.ndim(getattr(stored.ring, "cursor", 0)) > 0  # groups count their own rollouts, not iterations
     with RldsWriter(path, env.name) as writer:
         for env_index, stretches in enumerate(_stretches(sources, buffers, name, unfinished)):
             for steps_per_env, rows in stretches:
-                episode = episode_from_rows(rows, {"policy_version": (empty + steps_per_env) // length})
+                version = -1 if grouped else (empty + steps_per_env) // length
+                episode = episode_from_rows(rows, {"policy_version": version})
                 writer.write(episode, common | {"env_index": env_index})
         if not writer.episodes:
             raise ConfigError(f"replay={name!r} has no complete episode or item; train longer")

@@ -1,5 +1,7 @@
 """Actors that hold environments: the rows are those of this process, and what is lost is masked."""
 
+import threading
+
 import numpy as np
 import pytest
 from helpers import clusters
@@ -12,6 +14,8 @@ from jaxrl.cli import fields, values
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host.time_steps import environment_seeds
 from jaxrl.parallel.remote.actors import ActorPool, EnvironmentActor, Remote
+from jaxrl.parallel.remote.backend import LostActorError
+from jaxrl.parallel.remote.processes import LocalProcesses
 
 COUNTING = "gymnasium:host_probes:Counting-v0"
 BACKENDS = ("processes", "ray")
@@ -198,6 +202,17 @@ def test_a_step_that_hangs_ends_the_process_of_its_actor_with_the_stacks_shown()
     assert ended.stdout == "no step, no limit\n"
     for words in ("Timeout (0:00:03)!", "most recent call first", "spoiled.py", "in collect"):
         assert words in ended.stderr
+
+
+def test_an_actor_that_another_thread_ends_is_lost():
+    actors = LocalProcesses()
+    actor = actors.start(threading.Event, ())
+    reference, timer = actors.call(actor, "wait", ()), threading.Timer(0.1, actors.kill, [actor])
+    timer.start()
+    with pytest.raises(LostActorError, match="killed by signal 9"):
+        actors.answer(reference, 60.0)
+    timer.join()
+    actors.kill(actor)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
