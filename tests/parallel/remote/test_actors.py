@@ -88,6 +88,7 @@ def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault,
     assert_replaced(Remote(backend="ray", cpus=0.25, step_timeout=timeout), fault, words)
 
 
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("policy", [False, True])
 def test_a_slow_actor_is_waited_for_and_changes_nothing(backend, policy):
